@@ -1,0 +1,1 @@
+"""What results mean: statistics, verdicts, roofline, speedups. No torch."""

@@ -1,0 +1,1 @@
+"""Running cases: contract, timers, rounds, workers, journal."""

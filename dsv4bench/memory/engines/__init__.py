@@ -1,0 +1,1 @@
+"""One module per engine: how its allocator lays caches out and what it reserves."""

@@ -1,0 +1,1 @@
+"""What a model is, as data: shapes, layer kinds, stages and their costs. No torch."""

@@ -1,0 +1,1 @@
+"""Profiles: kernels to stages, timelines."""

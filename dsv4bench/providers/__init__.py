@@ -1,0 +1,1 @@
+"""Who implements the stages."""

@@ -1,0 +1,85 @@
+"""What a provider is: a named object with one method per stage it implements.
+
+A provider needs no base class. It has ``name``, ``supports(case)`` and methods named like stages (docs/stages.md gives
+each one's parameters and result). Where one call covers several stages, ``covers`` says so.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from dsv4bench.model.shape import LayerKind
+from dsv4bench.model.stage import STAGE_NAMES, STAGES
+
+
+@dataclass(frozen=True)
+class Support:
+    """Whether a provider can run a case, and why not."""
+
+    ok: bool
+    reason: str = ""
+
+    @classmethod
+    def no(cls, reason: str) -> "Support":
+        """Unsupported, with a reason that a user can act on."""
+        return cls(False, reason)
+
+
+SUPPORTED = Support(True)
+"""The plain yes."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a case asks of a provider.
+
+    Attributes:
+        kind: layer kind.
+        stages: names of the stages it would have to run.
+        device: torch device type, ``cpu`` or ``cuda``.
+        main: precision of the main and window caches (``fp8``, ``bf16``, ``fp32``).
+        indexer: precision of the indexer cache (``fp8``, ``fp4``, ``bf16``, ``fp32``).
+        num_heads: query heads of this rank.
+        phase: ``decode``, ``prefill`` or ``mixed``.
+    """
+
+    kind: LayerKind
+    stages: tuple[str, ...]
+    device: str
+    main: str
+    indexer: str
+    num_heads: int
+    phase: str
+
+
+@runtime_checkable
+class Provider(Protocol):
+    """The least a provider has."""
+
+    name: str
+
+    def supports(self, need: Need) -> Support:
+        """Say whether the provider can run ``need``, without allocating anything."""
+        ...
+
+
+def implemented_stages(provider: object) -> tuple[str, ...]:
+    """Stage names that ``provider`` has a method for, in the vocabulary's order."""
+    return tuple(name for name in STAGE_NAMES if callable(getattr(provider, name, None)))
+
+
+def missing_stages(provider: object, kind: LayerKind) -> tuple[str, ...]:
+    """Stages of a layer kind that ``provider`` lacks."""
+    have = set(implemented_stages(provider))
+    return tuple(stage.name for stage in STAGES[kind] if stage.name not in have)
+
+
+def stage_method(provider: object, name: str) -> Any:
+    """The provider's implementation of a stage.
+
+    Raises:
+        NotImplementedError: it has none.
+    """
+    method = getattr(provider, name, None)
+    if not callable(method):
+        raise NotImplementedError(f"provider {getattr(provider, 'name', provider)!r} has no stage {name}")
+    return method

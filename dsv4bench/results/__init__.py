@@ -1,0 +1,1 @@
+"""Results as data: rows, manifests, the run directory. No torch."""

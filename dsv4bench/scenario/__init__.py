@@ -1,0 +1,1 @@
+"""Scenarios: the YAML, its schema, and its expansion into cases. No torch."""

@@ -1,0 +1,1 @@
+"""The attention layer in tensors: caches, block tables, inputs, streams."""

@@ -1,0 +1,1 @@
+"""Conformance: is a provider's output right?"""
