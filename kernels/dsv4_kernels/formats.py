@@ -96,5 +96,5 @@ def entry_format(role: str, precision: str) -> EntryFormat:
 
 
 def state_row_floats(dim: int, ratio: int) -> int:
-    """fp32 elements of one compressor state row, ``[kv | score + ape]``: doubled halves when windows overlap (ratio 4)."""
+    """fp32 elements of one compressor state row ``[kv | score + ape]``; windows that overlap (ratio 4) double it."""
     return 2 * dim * (2 if ratio == 4 else 1)

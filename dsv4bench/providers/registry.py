@@ -1,0 +1,120 @@
+"""Finding providers: the built-in ones, the entry-point group ``dsv4bench.providers``, and files.
+
+Nothing is imported before a provider is asked for, so that listing works without torch.
+"""
+
+import importlib
+import importlib.util
+import sys
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from dsv4bench.errors import UserError
+from dsv4bench.providers.base import Provider, implemented_stages
+
+GROUP = "dsv4bench.providers"
+"""Entry-point group in which third parties register a provider class or factory."""
+
+BUILT_IN = {
+    "reference": "dsv4bench.providers.reference:ReferenceProvider",
+    "eager": "dsv4bench.providers.eager:EagerProvider",
+    "triton": "dsv4bench.providers.triton:TritonProvider",
+    "triton-unfused": "dsv4bench.providers.triton_unfused:TritonUnfusedProvider",
+}
+"""``module:attribute`` of the providers that ship, by name."""
+
+
+@dataclass(frozen=True)
+class ProviderInfo:
+    """What ``list providers`` shows.
+
+    Attributes:
+        name: what scenarios call it.
+        source: ``built-in``, the distribution that registers it, or the file.
+        target: ``module:attribute``.
+        stages: stages it implements; empty when it is unavailable.
+        unavailable: why it can't be loaded; empty when it can.
+    """
+
+    name: str
+    source: str
+    target: str
+    stages: tuple[str, ...] = ()
+    unavailable: str = ""
+
+
+def provider_targets() -> dict[str, tuple[str, str]]:
+    """Name → (target, source) of every registered provider. Built-in names can't be taken over."""
+    found = {}
+    for point in entry_points(group=GROUP):
+        found[point.name] = (point.value, point.dist.name if point.dist else "entry point")
+    found.update({name: (target, "built-in") for name, target in BUILT_IN.items()})
+    return found
+
+
+def load_provider(spec: str) -> Provider:
+    """Make a provider from its name, from ``name:variant``, or from ``path/to/file.py:Class``.
+
+    Raises:
+        UserError: unknown name, missing file or class, or an import that fails; the message says which.
+    """
+    path, _, attribute = spec.rpartition(":")
+    if path.endswith(".py"):
+        return _make(_file_attribute(Path(path), attribute), spec)
+    name, _, variant = spec.partition(":")
+    targets = provider_targets()
+    if name not in targets:
+        raise UserError(
+            f"unknown provider {spec!r}; known: {', '.join(sorted(targets))}, or a file as path/to/file.py:Class"
+        )
+    module, _, attribute = targets[name][0].partition(":")
+    try:
+        factory = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"provider {name!r} can't be loaded here: {error}") from error
+    return _make(factory, spec, *((variant,) if variant else ()))
+
+
+def list_providers() -> list[ProviderInfo]:
+    """Every registered provider, loaded if it can be."""
+    infos = []
+    for name, (target, source) in sorted(provider_targets().items()):
+        try:
+            stages = implemented_stages(load_provider(name))
+            infos.append(ProviderInfo(name, source, target, stages))
+        except UserError as error:
+            infos.append(ProviderInfo(name, source, target, unavailable=str(error)))
+    return infos
+
+
+def _make(factory: object, spec: str, *arguments: str) -> Provider:
+    if not callable(factory):
+        raise UserError(f"provider {spec!r} is not a class or a function")
+    try:
+        provider = factory(*arguments)
+    except TypeError as error:
+        raise UserError(f"provider {spec!r} can't be made: {error}") from error
+    if not isinstance(provider, Provider):
+        raise UserError(f"provider {spec!r} lacks a `name` or a `supports(need)` method")
+    if not implemented_stages(provider):
+        raise UserError(f"provider {spec!r} implements no stage; docs/stages.md lists them")
+    return provider
+
+
+def _file_attribute(path: Path, attribute: str) -> object:
+    if not path.is_file():
+        raise UserError(f"no such provider file: {path}")
+    module_name = f"dsv4bench_provider_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever a user's file raises is the user's message
+        raise UserError(f"{path} failed to import: {type(error).__name__}: {error}") from error
+    if not hasattr(module, attribute):
+        raise UserError(f"{path} has no {attribute!r}")
+    return getattr(module, attribute)

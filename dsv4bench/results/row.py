@@ -1,0 +1,154 @@
+"""Rows: what is known about one case after it ran, in SI base units."""
+
+from enum import StrEnum
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+SCHEMA_VERSION = 1
+"""Version of the stored row and manifest; raised when a reader would misread an older or newer one."""
+
+
+class Status(StrEnum):
+    """How a case ended. Numbers are present if and only if it is ``ok``."""
+
+    OK = "ok"
+    INCORRECT = "incorrect"
+    COMPILE_ERROR = "compile_error"
+    RUNTIME_ERROR = "runtime_error"
+    OOM = "oom"
+    TIMEOUT = "timeout"
+    UNSUPPORTED = "unsupported"
+    INVALID_THERMAL = "invalid_thermal"
+    INVALID_RATE = "invalid_rate"
+    SKIPPED = "skipped"
+
+
+class Model(BaseModel):
+    """Base of stored records: unknown keys are refused, NaN never passes."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class Contract(Model):
+    """Everything that changes what a number means; rows whose contracts differ are never compared."""
+
+    timer: Literal["wall", "events", "graph", "cupti"]
+    l2: Literal["none", "warm", "cold"]
+    flush: Literal["none", "read_sweep", "memset"] = "none"
+    flush_bytes: int = 0
+    graph: bool = False
+    iterations_per_graph: int = 0
+    streams: str = "serial"
+    clock_policy: str = "as found"
+    statistic: str = "median"
+    seed: int = 0
+    protocol: int = 1
+    """Raised only when a number's meaning changes."""
+
+
+class Round(Model):
+    """One interleaved round of one side: every number in seconds unless its name says otherwise."""
+
+    index: int
+    seed: int
+    iterations: int
+    median: float
+    min: float
+    mad: float
+    host: float | None = None
+    """Host time per call (launching), seconds."""
+    sm_clock_hz: float | None = None
+    memory_clock_hz: float | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+    throttle: list[str] = Field(default_factory=list)
+
+
+class Timing(Model):
+    """Device time of something over the rounds.
+
+    ``median`` is the median of the rounds' medians, ``min`` the smallest sample, ``mad`` the median absolute deviation of
+    the rounds' medians, ``host`` the median host time per call; all in seconds.
+    """
+
+    median: float
+    min: float
+    mad: float
+    host: float | None = None
+    launches: int | None = None
+    rounds: list[Round] = Field(default_factory=list)
+
+
+class Accuracy(Model):
+    """How far an output is from the reference."""
+
+    worst_error: float
+    """Worst ‖out − ref‖ / ‖ref‖ over vectors."""
+    tolerance: float
+    numbers: dict[str, float] = Field(default_factory=dict)
+    """Further figures by name: ``snr_db``, ``recall``, ``lse_error``, ``cosine``."""
+
+
+class StageRow(Model):
+    """One stage of a case."""
+
+    name: str
+    provider: str
+    timing: Timing | None = None
+    bytes: int | None = None
+    """Fewest bytes that device memory must move."""
+    flops: int | None = None
+    floor: float | None = None
+    """Roofline floor, seconds."""
+    bound: Literal["memory", "compute"] | None = None
+    accuracy: Accuracy | None = None
+    extra: dict[str, Any] = Field(default_factory=dict)
+
+
+class MemoryFigures(Model):
+    """KV bytes of the case's layer for the whole batch: by the design's arithmetic, as laid out in pages, as allocated."""
+
+    ideal_bytes: int
+    engine_bytes: int | None = None
+    measured_bytes: int | None = None
+
+
+class Row(Model):
+    """A case's result."""
+
+    schema_version: int = SCHEMA_VERSION
+    case_id: str
+    pair_id: str
+    contract_id: str
+    label: str
+    case: dict[str, Any]
+    contract: Contract
+    status: Status
+    reason: str = ""
+    """Why it is not ``ok``, in a sentence."""
+    layer: Timing | None = None
+    """The whole layer (or, for ``kind: stage``, the stages together)."""
+    stages: list[StageRow] = Field(default_factory=list)
+    memory: MemoryFigures | None = None
+    accuracy: Accuracy | None = None
+    floor: float | None = None
+    compile_seconds: float | None = None
+    energy_joules: float | None = None
+    """Energy per step."""
+    warnings: list[str] = Field(default_factory=list)
+    repro: str = ""
+    """The command that runs this case again."""
+    extra: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _numbers_if_and_only_if_ok(self) -> Self:
+        timed = self.layer is not None or any(stage.timing for stage in self.stages)
+        memory_only = self.case.get("scenario_kind") == "memory"
+        if self.status is Status.OK and not timed and not memory_only:
+            raise ValueError("a row that is ok has a time")
+        if self.status is not Status.OK and timed:
+            raise ValueError(f"a row that is {self.status.value} may not carry a time")
+        if self.status is not Status.OK and not self.reason:
+            raise ValueError(f"a row that is {self.status.value} says why")
+        return self
