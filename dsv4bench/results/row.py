@@ -1,5 +1,7 @@
 """Rows: what is known about one case after it ran, in SI base units."""
 
+import hashlib
+import json
 from enum import StrEnum
 from typing import Any, Literal, Self
 
@@ -46,6 +48,12 @@ class Contract(Model):
     protocol: int = 1
     """Raised only when a number's meaning changes."""
 
+    @property
+    def contract_id(self) -> str:
+        """12 hex digits over every field; equal if and only if the contracts are."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
 
 class Round(Model):
     """One interleaved round of one side: every number in seconds unless its name says otherwise."""
@@ -68,8 +76,8 @@ class Round(Model):
 class Timing(Model):
     """Device time of something over the rounds.
 
-    ``median`` is the median of the rounds' medians, ``min`` the smallest sample, ``mad`` the median absolute deviation of
-    the rounds' medians, ``host`` the median host time per call; all in seconds.
+    ``median`` is the median of the rounds' medians, ``min`` the smallest sample, ``mad`` the median absolute deviation
+    of the rounds' medians, ``host`` the median host time per call; all in seconds.
     """
 
     median: float
@@ -107,7 +115,7 @@ class StageRow(Model):
 
 
 class MemoryFigures(Model):
-    """KV bytes of the case's layer for the whole batch: by the design's arithmetic, as laid out in pages, as allocated."""
+    """KV bytes of the case's layer for the whole batch: by the design's arithmetic, in pages, as allocated."""
 
     ideal_bytes: int
     engine_bytes: int | None = None
