@@ -141,7 +141,7 @@ class Case:
 
 
 def shape_digest(shape: ModelShape) -> str:
-    """8 hex digits over every number of a shape that a single layer depends on (neither its name nor its layer list)."""
+    """8 hex digits over the numbers of a shape that a single layer depends on: not its name, not its layer list."""
     numbers = {key: value for key, value in asdict(shape).items() if key not in ("name", "layers", "mtp_layers")}
     return _digest(numbers)[:8]
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from dsv4bench.scenario.sizes import format_tokens
+
 SPREAD_STRIDE = 37
 """Odd, so that ``(1 + 37 r) mod 128`` walks through every distance from a compression boundary."""
 
@@ -29,8 +31,8 @@ class Workload:
         """Length of each request after the step.
 
         Round contexts are multiples of 128, where every request would complete an entry. ``spread`` makes request r
-        ``(1 + 37 r) mod 128`` tokens shorter (about one in 4 completes a c4a entry and one in 128 a c128a entry), ``none``
-        makes each one token shorter, ``all`` leaves them. Never shorter than the query.
+        ``(1 + 37 r) mod 128`` tokens shorter (about one in 4 completes a c4a entry and one in 128 a c128a entry),
+        ``none`` makes each one token shorter, ``all`` leaves them. Never shorter than the query.
         """
         if self.boundary == "all":
             short = [0] * self.batch
@@ -61,8 +63,5 @@ class Workload:
 
 
 def tokens_label(tokens: int) -> str:
-    """Exact short form of a token count: binary suffixes where they divide, else the plain integer."""
-    for size, suffix in ((1 << 20, "M"), (1 << 10, "K")):
-        if tokens >= size and tokens % size == 0:
-            return f"{tokens // size}{suffix}"
-    return str(tokens)
+    """Exact short form of a token count for labels, without thousands separators."""
+    return format_tokens(tokens).replace(",", "")

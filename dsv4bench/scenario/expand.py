@@ -1,0 +1,89 @@
+"""From a scenario to its cases: the product of its axes."""
+
+from itertools import product
+
+from dsv4bench.errors import UserError
+from dsv4bench.model.config import load_shape
+from dsv4bench.model.shape import V3_2, LayerKind, ModelShape
+from dsv4bench.model.stage import STAGES
+from dsv4bench.scenario.case import CachePrecision, Case, Execution, ProviderChoice
+from dsv4bench.scenario.schema import ProviderEntry, Scenario, WorkloadSection
+from dsv4bench.scenario.workload import Workload
+
+
+def expand(scenario: Scenario) -> list[Case]:
+    """Every case of a scenario, providers innermost so that the sides of a comparison are neighbours.
+
+    Raises:
+        UserError: a model that can't be read or has none of the layers asked for, a query longer than its context, or a
+            tensor-parallel size that doesn't divide the heads.
+    """
+    cache, schedule = scenario.cache, scenario.schedule
+    grid = product(
+        _layers(scenario),
+        scenario.tp,
+        _workloads(scenario.workload),
+        [CachePrecision(*point) for point in product(cache.main, cache.indexer, cache.slab)],
+        [Execution(*point) for point in product(schedule.streams, schedule.graph)],
+        [_choice(entry) for entry in scenario.providers],
+    )
+    cases = [
+        Case(
+            scenario_kind=scenario.kind,
+            shape=shape.shard(tp),
+            kind=kind,
+            workload=workload,
+            cache=precision,
+            execution=execution,
+            provider=provider,
+            stages=tuple(scenario.stages or ()),
+            tp=tp,
+        )
+        for (shape, kind), tp, workload, precision, execution, provider in grid
+    ]
+    with_stages = [case for case in cases if case.stage_names]
+    if not with_stages:
+        raise UserError(
+            f"no layer of scenario {scenario.name} has any of the stages {', '.join(scenario.stages or ())}"
+        )
+    return list({case.case_id: case for case in with_stages}.values())
+
+
+def select(cases: list[Case], patterns: list[str]) -> list[Case]:
+    """The cases whose id or label contains any of the patterns (all cases for none)."""
+    if not patterns:
+        return cases
+    return [case for case in cases if any(text in case.label or case.case_id.startswith(text) for text in patterns)]
+
+
+def _layers(scenario: Scenario) -> list[tuple[ModelShape, LayerKind]]:
+    shapes = [load_shape(name) for name in scenario.model]
+    wanted = scenario.layers
+    found: list[tuple[ModelShape, LayerKind]] = []
+    for shape in shapes:
+        kinds = [kind for kind in shape.kinds if wanted is None or kind in wanted]
+        if not kinds and not (wanted and LayerKind.DSA in wanted):
+            have, asked = ", ".join(shape.kinds), ", ".join(wanted or ())
+            raise UserError(f"model {shape.name} has layers {have}, none of the layers asked for: {asked}")
+        found += [(shape, kind) for kind in kinds]
+    if wanted and LayerKind.DSA in wanted and all(kind is not LayerKind.DSA for _, kind in found):
+        found.append((V3_2, LayerKind.DSA))
+    return found
+
+
+def _workloads(section: WorkloadSection) -> list[Workload]:
+    workloads = []
+    for phase, batch, context, boundary in product(section.phase, section.batch, section.context, section.boundary):
+        for query_len in section.query_len or [1 if phase == "decode" else context]:
+            if query_len > context:
+                raise UserError(f"workload.query_len {query_len} is longer than workload.context {context}")
+            workloads.append(Workload(phase, batch, context, query_len, boundary))
+    return workloads
+
+
+def _choice(entry: ProviderEntry) -> ProviderChoice:
+    if isinstance(entry, str):
+        return ProviderChoice(entry)
+    overrides = tuple((stage, name) for stage, name in entry.items() if stage != "default")
+    order = [stage.name for stages in STAGES.values() for stage in stages]
+    return ProviderChoice(entry["default"], tuple(sorted(overrides, key=lambda pair: order.index(pair[0]))))

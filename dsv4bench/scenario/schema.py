@@ -1,0 +1,172 @@
+"""The scenario YAML as a pydantic model; its docstrings are the text of the JSON Schema that editors show."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from dsv4bench.errors import UserError
+from dsv4bench.model.shape import LayerKind
+from dsv4bench.model.stage import STAGE_NAMES
+from dsv4bench.scenario.sizes import parse_tokens
+
+
+def _as_list(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
+def _tokens(value: Any) -> Any:
+    try:
+        return parse_tokens(value, "tokens")
+    except UserError as error:
+        raise ValueError(str(error)) from error
+
+
+Tokens = Annotated[int, BeforeValidator(_tokens, json_schema_input_type=int | str), Field(ge=1)]
+"""A token count: an integer, or 8K = 8192, 8k = 8000, 1M = 1,048,576."""
+
+
+def _axis(json_type: Any) -> BeforeValidator:
+    return BeforeValidator(_as_list, json_schema_input_type=json_type | list[json_type])
+
+
+Names = Annotated[list[str], _axis(str), Field(min_length=1)]
+Counts = Annotated[list[Annotated[int, Field(ge=1)]], _axis(int), Field(min_length=1)]
+TokenCounts = Annotated[list[Tokens], BeforeValidator(_as_list, json_schema_input_type=int | str | list[int | str])]
+Flags = Annotated[list[bool], _axis(bool), Field(min_length=1)]
+Phase = Literal["decode", "prefill"]
+Boundary = Literal["spread", "all", "none"]
+MainPrecision = Literal["fp8", "bf16", "fp32"]
+IndexerPrecision = Literal["fp8", "fp4", "bf16", "fp32"]
+Streams = Literal["serial", "multi", "multi3"]
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys are errors, docstrings of attributes are descriptions."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class WorkloadSection(Section):
+    """Which requests a step holds. Every list is an axis of the grid."""
+
+    phase: Annotated[list[Phase], _axis(Phase)] = ["decode"]
+    """``decode`` (one query token per request unless query_len says more) or ``prefill``."""
+    batch: Counts = [1]
+    """Requests in the step."""
+    context: TokenCounts
+    """Sequence length after the step, as vLLM's seq_lens: 8K = 8192, 1M = 1,048,576."""
+    query_len: TokenCounts | None = None
+    """Query tokens per request; default 1 for decode and the whole context for prefill."""
+    boundary: Annotated[list[Boundary], _axis(Boundary)] = ["spread"]
+    """Who completes a compressed entry in this step: a mix of requests, all of them, or none."""
+
+
+class CacheSection(Section):
+    """Cache precisions."""
+
+    main: Annotated[list[MainPrecision], _axis(MainPrecision)] = ["fp8"]
+    """Window and compressed caches: fp8 (584 B an entry), bf16 (1,024 B) or fp32 (for exact comparisons)."""
+    indexer: Annotated[list[IndexerPrecision], _axis(IndexerPrecision)] = ["fp8"]
+    """Indexer cache: fp8 (132 B an entry), fp4 (68 B), bf16 or fp32."""
+    slab: Flags = [True]
+    """Interleave the pages of a layer's caches in one slab, as an engine allocates them."""
+
+
+class ScheduleSection(Section):
+    """How stages are launched."""
+
+    streams: Annotated[list[Streams], _axis(Streams)] = ["serial"]
+    """``serial``, ``multi`` (the indexer on a stream of its own) or ``multi3`` (three auxiliary streams)."""
+    graph: Flags = [False]
+    """Replay the layer from a CUDA graph."""
+
+
+class TimingSection(Section):
+    """How time is taken."""
+
+    timer: Literal["auto", "wall", "events", "graph", "cupti"] = "auto"
+    """``auto`` is ``wall`` on a CPU and ``events`` (``graph`` for graph cases) on a GPU."""
+    l2: Literal["auto", "none", "warm", "cold"] = "auto"
+    """State of the L2 cache before each call; ``auto`` is ``none`` on a CPU and ``warm`` on a GPU."""
+    flush: Literal["read_sweep", "memset"] = "read_sweep"
+    """How a cold L2 is made."""
+    rounds: Annotated[int, Field(ge=1, le=1000)] = 10
+    """Rounds; in each, every side of a comparison runs once, in random order, on fresh inputs."""
+    iterations: Annotated[int, Field(ge=1, le=100_000)] = 20
+    """Timed calls per round."""
+    warmup: Annotated[int, Field(ge=0, le=10_000)] = 3
+    """Untimed calls before them."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Base seed of weights, inputs and the order of rounds."""
+    timeout: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds after which a case is killed."""
+
+
+class BaselineSection(Section):
+    """What speedups are over: two columns."""
+
+    provider: str | None = None
+    """Provider that the others are compared with."""
+    model: str | None = None
+    """Model whose layer the others are compared with, usually v3.2."""
+
+
+ProviderEntry = str | dict[str, str]
+
+
+class Scenario(Section):
+    """A scenario: a grid of cases and how to time them."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
+    """Lower-case name; run directories carry it."""
+    description: str = ""
+    """What the scenario shows."""
+    kind: Literal["layer", "stage", "memory"] = "layer"
+    """``layer`` times whole layers and each stage, ``stage`` only the stages named, ``memory`` accounts KV bytes."""
+    model: Names
+    """Presets (v4-pro, v4-flash, v3.2) or paths to a Hugging Face config.json."""
+    layers: Annotated[list[LayerKind], _axis(LayerKind)] | None = None
+    """Layer kinds; default: every kind of each model. dsa always has the V3.2 shape."""
+    stages: Annotated[list[str], _axis(str)] | None = None
+    """Stages of ``kind: stage``."""
+    workload: WorkloadSection
+    """The steps."""
+    cache: CacheSection = CacheSection()
+    """Cache precisions."""
+    providers: Annotated[
+        list[ProviderEntry],
+        BeforeValidator(_as_list, json_schema_input_type=ProviderEntry | list[ProviderEntry]),
+        Field(min_length=1),
+    ] = ["eager"]
+    """Who runs the stages: names, or {default: name, STAGE: name, …} to mix."""
+    baseline: BaselineSection = BaselineSection()
+    """What speedups are over."""
+    schedule: ScheduleSection = ScheduleSection()
+    """Streams and CUDA graph."""
+    timing: TimingSection = TimingSection()
+    """How time is taken."""
+    tp: Counts = [1]
+    """Tensor-parallel sizes: query heads and output groups are divided, caches are not."""
+
+    @field_validator("providers")
+    @classmethod
+    def _known_stages(cls, entries: list[ProviderEntry]) -> list[ProviderEntry]:
+        for entry in entries:
+            if isinstance(entry, dict):
+                if "default" not in entry:
+                    raise ValueError("a provider mapping needs the key 'default'")
+                _require_stages(key for key in entry if key != "default")
+        return entries
+
+    @model_validator(mode="after")
+    def _stages_fit_kind(self) -> "Scenario":
+        if (self.kind == "stage") != bool(self.stages):
+            raise ValueError("'stages' belongs to kind: stage, which needs it")
+        _require_stages(self.stages or ())
+        return self
+
+
+def _require_stages(names: Any) -> None:
+    for name in names:
+        if name not in STAGE_NAMES:
+            raise ValueError(f"unknown stage {name!r}; known: {', '.join(STAGE_NAMES)}")

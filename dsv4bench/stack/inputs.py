@@ -1,0 +1,123 @@
+"""Inputs of one step: fresh activations and a fresh page order from a seed, over caches that stay."""
+
+from typing import Any
+
+import torch
+
+from dsv4bench.model.shape import LayerKind, ModelShape
+from dsv4bench.scenario.case import CachePrecision
+from dsv4bench.scenario.workload import Workload
+from dsv4bench.stack.caches import LayerCaches
+from dsv4bench.stack.metadata import FULL_BLOCK, STATE_BLOCK, WINDOW_BLOCK, BlockTables, step_metadata
+
+Values = dict[str, Any]
+"""Tensors, caches and scalars of a layer by the names of the stage graph."""
+
+
+def page_spans(kind: LayerKind, shape: ModelShape, seq_len: int, query_len: int) -> dict[str, range]:
+    """Table columns that a request needs in each group: all entries; what window and compressor still read."""
+    first_query = seq_len - query_len
+    spans = {}
+    if kind in FULL_BLOCK:
+        spans["full"] = range(-(-seq_len // FULL_BLOCK[kind]))
+    if shape.sliding_window:
+        oldest = max(first_query - (shape.sliding_window - 1), 0)
+        spans["window"] = range(oldest // WINDOW_BLOCK, -(-seq_len // WINDOW_BLOCK))
+    if kind in STATE_BLOCK:
+        overlap = 4 if kind is LayerKind.C4A else 0
+        oldest = max(first_query // kind.ratio * kind.ratio - overlap, 0)
+        spans["state"] = range(oldest // STATE_BLOCK[kind], -(-seq_len // STATE_BLOCK[kind]))
+    return spans
+
+
+def capacity(kind: LayerKind, shape: ModelShape, workloads: list[Workload], *, slack: float = 1.25) -> dict[str, int]:
+    """Blocks of each group that any of the workloads fits in; slack makes the pages drawn differ between inputs."""
+    need: dict[str, int] = {}
+    for workload in workloads:
+        total: dict[str, int] = {}
+        for seq_len, query_len in zip(workload.seq_lens, workload.query_lens, strict=True):
+            for group, span in page_spans(kind, shape, seq_len, query_len).items():
+                total[group] = total.get(group, 0) + len(span)
+        for group, blocks in total.items():
+            need[group] = max(need.get(group, 0), blocks)
+    return {group: int(blocks * slack) + 1 for group, blocks in need.items()}
+
+
+def draw(
+    shape: ModelShape,
+    kind: LayerKind,
+    workload: Workload,
+    precision: CachePrecision,
+    layer: LayerCaches,
+    weights: dict[str, torch.Tensor],
+    cos_sin: torch.Tensor,
+    *,
+    seed: int,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Values:
+    """Everything the stages of a layer read, for one step.
+
+    Args:
+        shape: the model.
+        kind: the layer kind.
+        workload: the step's requests.
+        precision: cache precisions; they also decide the precision of quantised activations.
+        layer: the caches.
+        weights: of ``stack.weights.make_weights``.
+        cos_sin: rotary table of the layer kind, fp32 [≥ longest sequence, 64].
+        seed: decides activations and page order.
+        dtype: of the activations.
+    """
+    device = cos_sin.device
+    generator = torch.Generator().manual_seed(seed)
+    seq_lens, query_lens = workload.seq_lens, workload.query_lens
+    tables = _draw_tables(shape, kind, seq_lens, query_lens, layer, generator, device)
+    values: Values = dict(weights) | dict(layer.caches)
+    values |= step_metadata(shape, kind, seq_lens, query_lens, tables)
+    values |= constants(shape, kind, precision)
+    on_device = torch.Generator(device).manual_seed(seed)
+    x = torch.randn((workload.tokens, shape.hidden_size), generator=on_device, device=device, dtype=torch.float32)
+    values |= {"x": x.to(dtype), "cos_sin": cos_sin}
+    return values
+
+
+def constants(shape: ModelShape, kind: LayerKind, precision: CachePrecision) -> Values:
+    """Scalars that stages take beside tensors."""
+    return {
+        "eps": shape.rms_norm_eps,
+        "ratio": kind.ratio,
+        "softmax_scale": shape.softmax_scale,
+        "index_topk": shape.index_topk,
+        "indexer_precision": precision.indexer,
+        "rope_style": "half" if kind is LayerKind.DSA else "interleaved",
+        "o_groups": shape.o_groups,
+        "o_precision": precision.main,
+        "compressed_entries": FULL_BLOCK[kind] // kind.ratio if kind in FULL_BLOCK else 0,
+        **({} if kind is not LayerKind.DSA else {"sink": None}),
+    }
+
+
+def _draw_tables(
+    shape: ModelShape,
+    kind: LayerKind,
+    seq_lens: tuple[int, ...],
+    query_lens: tuple[int, ...],
+    layer: LayerCaches,
+    generator: torch.Generator,
+    device: torch.device,
+) -> BlockTables:
+    """Give every request pages in random order; columns it no longer needs point to block 0."""
+    spans = [page_spans(kind, shape, *lens) for lens in zip(seq_lens, query_lens, strict=True)]
+    tables: dict[str, torch.Tensor] = {}
+    for group in spans[0] if spans else ():
+        ids = layer.blocks[group]
+        order = torch.randperm(len(ids), generator=generator).to(torch.int32) + ids.start
+        width = max(span[group].stop for span in spans)
+        table = torch.zeros((len(spans), width), dtype=torch.int32)
+        used = 0
+        for row, span in enumerate(spans):
+            columns = span[group]
+            table[row, columns.start : columns.stop] = order[used : used + len(columns)]
+            used += len(columns)
+        tables[group] = table.to(device)
+    return BlockTables(**tables)
