@@ -1,0 +1,53 @@
+import pytest
+
+from dsv4bench.errors import UserError
+from dsv4bench.model.gpus import GPUS, gpu_named, gpu_of_device, parse_gpus
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_every_gpu_has_plausible_figures_and_a_source(name: str) -> None:
+    gpu = GPUS[name]
+    assert 2**35 < gpu.memory_bytes < 2**39
+    assert 1e11 < gpu.memory_bandwidth < 1e13
+    assert gpu.fp8_flops == 0 or gpu.fp8_flops == pytest.approx(2 * gpu.bf16_flops, rel=1e-3)
+    assert gpu.l2_bytes < gpu.memory_bytes
+    assert gpu.source
+
+
+@pytest.mark.parametrize(("text", "name"), [("h200", "H200"), ("rtx pro 6000", "RTX-PRO-6000"), ("Mi355x", "MI355X")])
+def test_a_gpu_is_found_in_any_spelling(text: str, name: str) -> None:
+    assert gpu_named(text).name == name
+
+
+def test_a_count_is_read_before_the_name() -> None:
+    assert parse_gpus("8xH200") == (8, GPUS["H200"])
+    assert parse_gpus("16 x b200") == (16, GPUS["B200"])
+    assert parse_gpus("GB10") == (1, GPUS["GB10"])
+
+
+@pytest.mark.parametrize("text", ["", "0xH200", "H2000", "8x", "8xTPU"])
+def test_a_wrong_gpu_is_an_error(text: str) -> None:
+    with pytest.raises(UserError, match=r"not of the form 8xH200|unknown GPU .*known are A100-80G, H100"):
+        parse_gpus(text)
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H200 NVL", "H200-NVL"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA GB200", "GB200"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX-PRO-6000"),
+        ("AMD Instinct MI300X", "MI300X"),
+        ("NVIDIA H20", "H20"),
+    ],
+)
+def test_a_device_name_is_matched_to_its_gpu(device: str, name: str) -> None:
+    found = gpu_of_device(device)
+    assert found is not None
+    assert found.name == name
+
+
+def test_an_unknown_device_name_matches_nothing() -> None:
+    assert gpu_of_device("NVIDIA GeForce RTX 3060") is None
