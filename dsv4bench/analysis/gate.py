@@ -1,0 +1,69 @@
+"""The gate's procedure: judge, double the rounds of what is open, confirm what changed.
+
+Measuring more is the caller's business, asked for through callbacks, so that the procedure is the same with a GPU, from files
+alone and in a simulation.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+
+from dsv4bench.analysis.statistics import holm
+from dsv4bench.analysis.verdict import Evidence, Limits, Outcome, Reason, Subject, Verdict, confirm, judge
+
+DOUBLINGS = 3
+"""How often the rounds of an inconclusive case are doubled at most."""
+
+Evidences = Mapping[Subject, Evidence]
+LimitsOf = Callable[[Subject, int], Limits]
+"""Limits of a subject at a number of rounds."""
+More = Callable[[Collection[Subject]], Evidences]
+"""Double the rounds of subjects; what is returned covers old and new rounds."""
+Again = Callable[[Collection[Subject]], Evidences]
+"""Measure subjects once more, in a fresh process."""
+
+
+def settle(
+    evidence: Evidences, limits_of: LimitsOf, more: More | None = None, again: Again | None = None
+) -> list[Verdict]:
+    """Give every subject its verdict.
+
+    Args:
+        evidence: what was measured.
+        limits_of: what a change must exceed.
+        more: doubles the rounds of inconclusive subjects; None where nothing can be measured.
+        again: confirms changes; None where nothing can be measured: they then stand as ``unconfirmed``.
+
+    Returns:
+        Verdicts in the order of ``evidence``.
+    """
+    current = dict(evidence)
+    verdicts = judge_all(current, limits_of)
+    for _ in range(DOUBLINGS if more else 0):
+        open_subjects = [verdict.subject for verdict in verdicts.values() if _more_rounds_help(verdict)]
+        if not open_subjects or more is None:
+            break
+        current.update(more(open_subjects))
+        verdicts = judge_all(current, limits_of)
+    changed = [item.subject for item in verdicts.values() if item.outcome in (Outcome.REGRESSED, Outcome.FASTER)]
+    second = again(changed) if again and changed else {}
+    for subject in changed:
+        verdicts[subject] = confirm(verdicts[subject], second.get(subject))
+    return list(verdicts.values())
+
+
+def judge_all(evidence: Evidences, limits_of: LimitsOf) -> dict[Subject, Verdict]:
+    """Judge every subject, with Holm's correction over all of them."""
+    adjusted = holm({subject: item.estimate.p_value for subject, item in evidence.items()})
+    return {
+        subject: judge(subject, item, limits_of(subject, item.estimate.count), adjusted[subject])
+        for subject, item in evidence.items()
+    }
+
+
+def with_remarks(verdict: Verdict, remarks: Mapping[str, tuple[Reason, ...]]) -> Verdict:
+    """Add what was remarked about a case to a verdict on its times."""
+    return replace(verdict, reasons=(*verdict.reasons, *remarks.get(verdict.subject.case_id, ())))
+
+
+def _more_rounds_help(verdict: Verdict) -> bool:
+    return verdict.outcome is Outcome.INCONCLUSIVE and Reason.REACHES_TOLERANCE in verdict.reasons

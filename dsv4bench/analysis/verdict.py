@@ -1,0 +1,278 @@
+"""Verdicts: what may be said about one case, and why.
+
+Every case starts inconclusive and is upgraded by evidence; each decision carries reason codes, so that a verdict can be
+explained and a script can act on it.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from dsv4bench.analysis.statistics import CONFIDENCE, Estimate
+
+MINIMUM_HISTORY = 8
+"""Stored runs below which a stored baseline proves nothing."""
+
+GATEABLE = 0.05
+"""Tolerance above which noise alone makes a case too noisy to gate."""
+
+
+class Outcome(StrEnum):
+    """What a comparison says."""
+
+    REGRESSED = "regressed"
+    FAILED = "failed"
+    """The new side has no number: it crashed, timed out or was wrong."""
+    INCOMPARABLE = "incomparable"
+    INCONCLUSIVE = "inconclusive"
+    FASTER = "faster"
+    PASS = "pass"
+
+
+class Reason(StrEnum):
+    """Why; stable codes for scripts. ``MEANING`` says each in words."""
+
+    ABOVE_TOLERANCE = "above_tolerance"
+    CONFIRMED = "confirmed"
+    UNCONFIRMED = "unconfirmed"
+    NOT_CONFIRMED = "not_confirmed"
+    WITHIN_TOLERANCE = "within_tolerance"
+    BELOW_FLOOR = "below_floor"
+    INCLUDES_ZERO = "interval_includes_zero"
+    REACHES_TOLERANCE = "interval_reaches_tolerance"
+    CLOCK_EXPLAINS = "clock_explains"
+    NO_CLOCK = "no_clock"
+    NOT_SIGNIFICANT = "not_significant_among_cases"
+    TOO_NOISY = "too_noisy"
+    INSUFFICIENT_HISTORY = "insufficient_history"
+    CONTRACT_DIFFERS = "contract_differs"
+    FINGERPRINT_DIFFERS = "fingerprint_differs"
+    SHAPE_CHANGED = "shape_changed"
+    VERSION_DIFFERS = "version_differs"
+    RENAMED = "renamed"
+    VANISHED = "vanished"
+    NO_BASELINE = "no_baseline"
+    MEASUREMENT_FAILED = "measurement_failed"
+    MEMORY_EQUAL = "memory_equal"
+    MEMORY_GREW = "memory_grew"
+    MEMORY_SHRANK = "memory_shrank"
+
+
+MEANING = {
+    Reason.ABOVE_TOLERANCE: "the change exceeds the tolerance and the floor, and the interval excludes zero",
+    Reason.CONFIRMED: "measured again in a fresh process, with the same sign and more than half the tolerance",
+    Reason.UNCONFIRMED: "not measured again, because the device is not here",
+    Reason.NOT_CONFIRMED: "measured again in a fresh process, the change was not there",
+    Reason.WITHIN_TOLERANCE: "the upper bound of the interval is below the tolerance",
+    Reason.BELOW_FLOOR: "the absolute change is below the floor",
+    Reason.INCLUDES_ZERO: "the interval includes no change",
+    Reason.REACHES_TOLERANCE: "the interval reaches the tolerance: more rounds would decide",
+    Reason.CLOCK_EXPLAINS: "counted in clock cycles the change has the other sign: the clock moved, not the code",
+    Reason.NO_CLOCK: "no SM clock was recorded, so the change could not be checked in cycles",
+    Reason.NOT_SIGNIFICANT: "not significant once every gated case is counted (Holm)",
+    Reason.TOO_NOISY: "identical code differs by more than can be gated on this machine",
+    Reason.INSUFFICIENT_HISTORY: f"fewer than {MINIMUM_HISTORY} comparable stored runs",
+    Reason.CONTRACT_DIFFERS: "the sides were measured under different contracts",
+    Reason.FINGERPRINT_DIFFERS: "the sides were measured on different hardware",
+    Reason.SHAPE_CHANGED: "the case has the same name and another definition",
+    Reason.VERSION_DIFFERS: "software versions differ",
+    Reason.RENAMED: "the same case under another name",
+    Reason.VANISHED: "the baseline has this case, the run does not",
+    Reason.NO_BASELINE: "the run has this case, the baseline does not",
+    Reason.MEASUREMENT_FAILED: "the case gave no number",
+    Reason.MEMORY_EQUAL: "the same bytes",
+    Reason.MEMORY_GREW: "more bytes than the baseline",
+    Reason.MEMORY_SHRANK: "fewer bytes than the baseline: store a new one if that is meant",
+}
+"""Each reason in words."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a change must exceed to count.
+
+    Attributes:
+        tolerance: relative change.
+        floor: absolute change, seconds.
+        too_noisy: whether this machine can't tell such a change from none.
+    """
+
+    tolerance: float
+    floor: float
+    too_noisy: bool = False
+
+
+PRESETS = {
+    "strict": Limits(0.01, 0.1e-6),
+    "default": Limits(0.03, 0.5e-6),
+    "permissive": Limits(0.10, 2e-6),
+}
+"""Tolerance and floor by name."""
+
+
+def limits_for(preset: Limits, noise: float | None) -> Limits:
+    """Widen a preset to what a case's own noise allows.
+
+    Args:
+        preset: limits asked for.
+        noise: half-width of the A/A interval of the case at the gate's number of rounds; None if it was never taken.
+
+    Returns:
+        The larger of both as tolerance; too noisy where noise makes that exceed 5 % (or the preset, if it is wider).
+    """
+    tolerance = max(preset.tolerance, noise or 0.0)
+    return replace(preset, tolerance=tolerance, too_noisy=tolerance > max(GATEABLE, preset.tolerance))
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was measured about one subject.
+
+    Attributes:
+        estimate: relative change with its interval.
+        base: median of the base side, seconds.
+        new: median of the new side, seconds.
+        cycles: mean of ln(new / base) in SM clock cycles; None where no clock is known.
+        stored: True if the base is a history of stored runs, False if both sides were measured in the same rounds.
+    """
+
+    estimate: Estimate
+    base: float
+    new: float
+    cycles: float | None = None
+    stored: bool = False
+
+    @property
+    def absolute(self) -> float:
+        """Absolute change, seconds."""
+        return self.base * self.estimate.effect
+
+
+@dataclass(frozen=True, order=True)
+class Subject:
+    """What a verdict is about.
+
+    Attributes:
+        case_id: id of the case.
+        metric: ``time`` (the whole case), ``time.<stage>``, or ``memory.<figure>``.
+        label: readable name.
+    """
+
+    case_id: str
+    metric: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What may be said about a subject.
+
+    Attributes:
+        subject: what it is about.
+        outcome: the verdict.
+        reasons: codes, the deciding ones first.
+        evidence: measured times; None for memory and where nothing could be compared.
+        limits: what the change was held against.
+        detail: what differs, in words, where codes don't say it.
+        base: figure of the base side: seconds or bytes.
+        new: figure of the new side.
+    """
+
+    subject: Subject
+    outcome: Outcome
+    reasons: tuple[Reason, ...]
+    evidence: Evidence | None = None
+    limits: Limits | None = None
+    detail: str = ""
+    base: float | None = None
+    new: float | None = None
+
+    @property
+    def effect(self) -> float | None:
+        """Relative change, if there is one."""
+        if self.evidence is not None:
+            return self.evidence.estimate.effect
+        if self.base and self.new is not None:
+            return self.new / self.base - 1
+        return None
+
+
+def judge(subject: Subject, evidence: Evidence, limits: Limits, adjusted_p: float) -> Verdict:
+    """Give a verdict on measured times, before any confirmation.
+
+    Args:
+        subject: what was measured.
+        evidence: the measurement.
+        limits: what a change must exceed.
+        adjusted_p: p value of the change, corrected for the number of cases gated.
+    """
+
+    def verdict(outcome: Outcome, *reasons: Reason) -> Verdict:
+        notes = () if evidence.cycles is not None else (Reason.NO_CLOCK,)
+        return Verdict(subject, outcome, (*reasons, *notes), evidence, limits, base=evidence.base, new=evidence.new)
+
+    if evidence.stored and evidence.estimate.count < MINIMUM_HISTORY:
+        return verdict(Outcome.INCONCLUSIVE, Reason.INSUFFICIENT_HISTORY)
+    if limits.too_noisy:
+        return verdict(Outcome.INCONCLUSIVE, Reason.TOO_NOISY)
+    doubts = _doubts(evidence, limits, adjusted_p)
+    if not doubts:
+        slower = evidence.estimate.log_effect > 0
+        return verdict(Outcome.REGRESSED if slower else Outcome.FASTER, Reason.ABOVE_TOLERANCE)
+    if evidence.estimate.upper < limits.tolerance:
+        return verdict(Outcome.PASS, Reason.WITHIN_TOLERANCE)
+    return verdict(Outcome.INCONCLUSIVE, *doubts, Reason.REACHES_TOLERANCE)
+
+
+def _doubts(evidence: Evidence, limits: Limits, adjusted_p: float) -> tuple[Reason, ...]:
+    """Why a change, in either direction, can't be called one."""
+    estimate = evidence.estimate
+    found = {
+        Reason.INCLUDES_ZERO: abs(estimate.log_effect) <= estimate.half_width,
+        Reason.WITHIN_TOLERANCE: abs(estimate.log_effect) <= math.log1p(limits.tolerance),
+        Reason.BELOW_FLOOR: abs(evidence.absolute) <= limits.floor,
+        Reason.CLOCK_EXPLAINS: evidence.cycles is not None and evidence.cycles * estimate.log_effect <= 0,
+        Reason.NOT_SIGNIFICANT: adjusted_p > 1 - CONFIDENCE,
+    }
+    if found[Reason.INCLUDES_ZERO]:
+        del found[Reason.NOT_SIGNIFICANT]
+    return tuple(reason for reason, holds in found.items() if holds)
+
+
+def confirm(candidate: Verdict, again: Evidence | None) -> Verdict:
+    """Settle a regression or a speed-up by a second measurement in a fresh process.
+
+    Args:
+        candidate: a verdict that is REGRESSED or FASTER.
+        again: the second measurement; None if none can be made here.
+
+    Returns:
+        The verdict, confirmed; or, if the second measurement lacks the sign or is under half the tolerance, inconclusive
+        (a speed-up: pass).
+    """
+    if again is None:
+        return replace(candidate, reasons=(*candidate.reasons, Reason.UNCONFIRMED))
+    assert candidate.evidence is not None and candidate.limits is not None
+    sign = math.copysign(1.0, candidate.evidence.estimate.log_effect)
+    if sign * again.estimate.log_effect > math.log1p(candidate.limits.tolerance / 2):
+        return replace(candidate, reasons=(*candidate.reasons, Reason.CONFIRMED))
+    outcome = Outcome.INCONCLUSIVE if candidate.outcome is Outcome.REGRESSED else Outcome.PASS
+    detail = f"{again.estimate.effect:+.1%} the second time"
+    return replace(candidate, outcome=outcome, reasons=(Reason.NOT_CONFIRMED,), detail=detail)
+
+
+def exit_code(verdicts: Iterable[Verdict], *, strict: bool) -> int:
+    """Exit code of the gate, never a count.
+
+    A regression outranks everything, so that a broken or incomparable case can't hide it; then a failed measurement (5),
+    something incomparable (4) and, if ``strict``, something inconclusive (3).
+    """
+    outcomes = {verdict.outcome for verdict in verdicts}
+    if Outcome.REGRESSED in outcomes:
+        return 1
+    if Outcome.FAILED in outcomes or not outcomes:
+        return 5
+    if Outcome.INCOMPARABLE in outcomes:
+        return 4
+    return 3 if strict and Outcome.INCONCLUSIVE in outcomes else 0

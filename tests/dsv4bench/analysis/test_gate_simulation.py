@@ -1,0 +1,132 @@
+"""The gate on simulated rounds: how often it cries wolf, what it catches, how its interval covers."""
+
+import math
+from collections.abc import Callable, Collection
+
+import numpy as np
+import pytest
+
+from dsv4bench.analysis.evidence import paired_evidence
+from dsv4bench.analysis.gate import settle
+from dsv4bench.analysis.statistics import paired_t, prediction
+from dsv4bench.analysis.verdict import PRESETS, Evidence, Outcome, Subject
+from dsv4bench.results.row import Round, Timing
+
+BASE = 100e-6
+SIGMA = 0.03
+ROUNDS = 10
+TRIALS = 10_000
+SUBJECT = Subject("case", "time", "case")
+
+
+def simulated(random: np.random.Generator, effect: float, rounds: int, sigma: float = SIGMA) -> list[float]:
+    """ln(new / base) of rounds whose sides scatter independently."""
+    noise = random.normal(0.0, sigma, (2, rounds))
+    return list(math.log1p(effect) + noise[1] - noise[0])
+
+
+def evidence_of(ratios: list[float]) -> Evidence:
+    estimate = paired_t(ratios)
+    return Evidence(estimate, BASE, BASE * (1 + estimate.effect), cycles=estimate.log_effect)
+
+
+def outcome(random: np.random.Generator, effect: float, *, doubling: bool) -> tuple[Outcome, int]:
+    """One gated comparison from start to end, and the rounds it took."""
+    ratios = simulated(random, effect, ROUNDS)
+
+    def more(_: Collection[Subject]) -> dict[Subject, Evidence]:
+        ratios.extend(simulated(random, effect, len(ratios)))
+        return {SUBJECT: evidence_of(ratios)}
+
+    def again(_: Collection[Subject]) -> dict[Subject, Evidence]:
+        return {SUBJECT: evidence_of(simulated(random, effect, ROUNDS))}
+
+    [verdict] = settle(
+        {SUBJECT: evidence_of(ratios)}, lambda _, __: PRESETS["default"], more if doubling else None, again
+    )
+    return verdict.outcome, len(ratios)
+
+
+def share(outcomes: list[tuple[Outcome, int]], wanted: Outcome) -> float:
+    return sum(found is wanted for found, _ in outcomes) / len(outcomes)
+
+
+@pytest.fixture
+def random() -> np.random.Generator:
+    return np.random.default_rng(20260)
+
+
+@pytest.mark.parametrize("doubling", [False, True])
+def test_identical_code_is_called_a_regression_in_at_most_two_per_cent_of_runs(random, doubling):
+    outcomes = [outcome(random, 0.0, doubling=doubling) for _ in range(TRIALS)]
+    assert share(outcomes, Outcome.REGRESSED) <= 0.02
+    assert share(outcomes, Outcome.FASTER) <= 0.02
+
+
+def test_five_per_cent_is_caught_in_at_least_85_per_cent_of_runs_with_ten_rounds(random):
+    outcomes = [outcome(random, 0.05, doubling=False) for _ in range(TRIALS)]
+    assert share(outcomes, Outcome.REGRESSED) >= 0.85
+
+
+def test_doubling_catches_nearly_every_five_per_cent(random):
+    outcomes = [outcome(random, 0.05, doubling=True) for _ in range(TRIALS)]
+    assert share(outcomes, Outcome.REGRESSED) >= 0.95
+
+
+def test_identical_code_passes_with_fewer_than_twice_the_rounds_on_average(random):
+    outcomes = [outcome(random, 0.0, doubling=True) for _ in range(TRIALS)]
+    assert share(outcomes, Outcome.PASS) >= 0.95
+    assert np.mean([rounds for _, rounds in outcomes]) <= 20
+
+
+@pytest.mark.parametrize("rounds", [5, 10, 20])
+@pytest.mark.parametrize("draw", ["normal", "heavy-tailed"])
+def test_the_paired_interval_covers_the_true_change_in_93_to_97_per_cent(random, rounds, draw):
+    scatter: Callable[..., np.ndarray] = {
+        "normal": lambda size: random.normal(0.0, SIGMA, size),
+        "heavy-tailed": lambda size: random.standard_t(8, size) * SIGMA,
+    }[draw]
+    logs = 0.02 + scatter((TRIALS, rounds)) - scatter((TRIALS, rounds))
+    estimates = [paired_t(row) for row in logs.tolist()]
+    covered = np.mean([abs(item.log_effect - 0.02) <= item.half_width for item in estimates])
+    assert 0.93 <= covered <= 0.97
+
+
+@pytest.mark.parametrize("runs", [8, 20])
+def test_the_prediction_interval_covers_the_next_run_in_93_to_97_per_cent(random, runs):
+    logs = random.normal(-9.0, SIGMA, (TRIALS, runs + 1)).tolist()
+    estimates = [prediction(row[:-1], row[-1]) for row in logs]
+    covered = np.mean([abs(item.log_effect) <= item.half_width for item in estimates])
+    assert 0.93 <= covered <= 0.97
+
+
+def test_with_24_identical_cases_a_whole_gate_cries_wolf_in_at_most_two_per_cent(random):
+    subjects = [Subject(str(number), "time", str(number)) for number in range(24)]
+    alarms = 0
+    for _ in range(300):
+        evidence = {subject: evidence_of(simulated(random, 0.0, ROUNDS)) for subject in subjects}
+        again = {subject: evidence_of(simulated(random, 0.0, ROUNDS)) for subject in subjects}
+        verdicts = settle(evidence, lambda _, __: PRESETS["default"], None, lambda _, again=again: again)
+        alarms += any(verdict.outcome is Outcome.REGRESSED for verdict in verdicts)
+    assert alarms <= 6
+
+
+def test_a_clock_that_slows_both_sides_alike_within_a_round_is_no_regression(random):
+    """Power drift of 16 % over a run, the same for both sides of a round, as measured on an H200."""
+    slowing = np.linspace(0.0, math.log(1.16), ROUNDS)
+    sides = [
+        Timing(
+            median=BASE,
+            min=BASE,
+            mad=0.0,
+            rounds=[
+                Round(index=index, seed=index, iterations=20, median=BASE * math.exp(slow + noise), min=BASE, mad=0.0)
+                for index, (slow, noise) in enumerate(zip(slowing, random.normal(0, 0.005, ROUNDS), strict=True))
+            ],
+        )
+        for _ in range(2)
+    ]
+    evidence = paired_evidence(*sides)
+    assert evidence is not None
+    [verdict] = settle({SUBJECT: evidence}, lambda _, __: PRESETS["default"])
+    assert verdict.outcome is Outcome.PASS
