@@ -1,11 +1,97 @@
-"""Running a layer: stages by name over a dictionary of tensors."""
+"""A layer ready to run, and running it: stages by name over a dictionary of tensors."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import torch
+from dsv4_kernels.rope import cos_sin_table
+
+from dsv4bench.model.shape import LayerKind, ModelShape, Rope
 from dsv4bench.model.stage import Stage
 from dsv4bench.providers.base import stage_method
-from dsv4bench.stack.inputs import Values
+from dsv4bench.scenario.case import CachePrecision
+from dsv4bench.scenario.workload import Workload
+from dsv4bench.stack.caches import LayerCaches, allocate, fill
+from dsv4bench.stack.inputs import Values, capacity, draw
+from dsv4bench.stack.weights import make_weights
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One attention layer with weights and filled caches; any number of inputs can be drawn over it.
+
+    Attributes:
+        shape: the model (of one tensor-parallel rank).
+        kind: layer kind.
+        precision: of the caches.
+        weights: by tensor name.
+        caches: real pages.
+        cos_sin: rotary table, fp32 [≥ longest sequence, 64].
+        dtype: of activations and weights.
+    """
+
+    shape: ModelShape
+    kind: LayerKind
+    precision: CachePrecision
+    weights: dict[str, torch.Tensor]
+    caches: LayerCaches
+    cos_sin: torch.Tensor
+    dtype: torch.dtype = torch.bfloat16
+
+    def draw(self, workload: Workload, seed: int) -> Values:
+        """Fresh activations and page order for one step of ``workload``."""
+        return draw(
+            self.shape,
+            self.kind,
+            workload,
+            self.precision,
+            self.caches,
+            self.weights,
+            self.cos_sin,
+            seed=seed,
+            dtype=self.dtype,
+        )
+
+
+def prepare(
+    shape: ModelShape,
+    kind: LayerKind,
+    precision: CachePrecision,
+    workloads: Sequence[Workload],
+    *,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    dtype: torch.dtype = torch.bfloat16,
+    weights: dict[str, torch.Tensor] | None = None,
+) -> Layer:
+    """Make a layer whose caches hold any one of the workloads at a time.
+
+    Args:
+        shape: the model.
+        kind: layer kind.
+        precision: of the caches.
+        workloads: what will be drawn; they size the caches and the rotary table.
+        device: where everything lives.
+        seed: of weights and cache contents.
+        dtype: of activations and weights.
+        weights: to share between layers; drawn from the seed otherwise.
+    """
+    caches = allocate(kind, precision, capacity(kind, shape, list(workloads)), device=device)
+    fill(caches, seed=seed)
+    rows = max(max(workload.seq_lens) for workload in workloads)
+    if weights is None:
+        weights = make_weights(shape, kind, device=device, dtype=dtype, seed=seed)
+    return Layer(shape, kind, precision, weights, caches, rope_table(shape.rope_of(kind), rows, str(device)), dtype)
+
+
+@lru_cache(maxsize=4)
+def rope_table(rope: Rope, rows: int, device: str) -> torch.Tensor:
+    """The rotary table of a layer kind, fp32 [rows, 64]; the last few are kept, since cases share them."""
+    return cos_sin_table(
+        rows, rope.theta, rope.factor, rope.original_positions, rope.beta_fast, rope.beta_slow, device=device
+    )
 
 
 def stage_arguments(stage: Stage, values: Values) -> dict[str, Any]:
