@@ -1,0 +1,102 @@
+"""``cupti``: kernel timestamps through torch.profiler, and the launch counts that come with them.
+
+Only one CUPTI client may exist in a process, so under Nsight this timer says that it is not available. Records carry no
+mark of the call they belong to; they are told apart by count, in order of start, after the kernels of one flush and of
+one call have been counted. A profile with records missing is refused rather than shifted.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dsv4bench.bench.timers import Call, Samples
+from dsv4bench.bench.timers.events import no_gpu
+from dsv4bench.errors import MeasurementError
+
+NSIGHT_VARIABLES = ("NSYS_PROFILING_SESSION_ID", "NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One kernel, copy or fill on the device; times in nanoseconds."""
+
+    name: str
+    start: int
+    duration: int
+
+
+class CuptiTimer:
+    """Spans from the first kernel's start to the last kernel's end of each call."""
+
+    name = "cupti"
+
+    def unavailable(self) -> str:
+        """Say so where there is no GPU, another CUPTI client, or no record of a kernel that did run."""
+        if reason := no_gpu():
+            return reason
+        for variable in NSIGHT_VARIABLES:
+            if os.environ.get(variable):
+                return f"another CUPTI client seems attached ({variable} is set)"
+        import torch
+
+        try:
+            seen = profile_calls([lambda: torch.ones(8, device="cuda")], 1, None)
+        except RuntimeError as error:
+            return f"torch.profiler failed: {error}"
+        return "" if seen else "torch.profiler recorded no kernel (another CUPTI client, or no permission)"
+
+    def time(self, calls: Sequence[Call], warmup: int, iterations: int, before: Call | None) -> Samples:
+        """Time each call by its kernel records; see ``timers``.
+
+        Raises:
+            MeasurementError: records are missing.
+        """
+        for index in range(warmup):
+            calls[index % len(calls)]()
+        flush = len(profile_calls([before], 1, None)) if before else 0
+        kernels = len(profile_calls(calls[:1], 1, None))
+        records = profile_calls(calls, iterations, before)
+        return Samples(tuple(split_records(records, flush, kernels, iterations)))
+
+
+def count_launches(call: Call) -> int | None:
+    """Kernels, copies and fills that one call puts on the device; ``None`` where the profiler sees nothing."""
+    return len(profile_calls([call], 1, None)) or None
+
+
+def profile_calls(calls: Sequence[Call], iterations: int, before: Call | None) -> list[Record]:
+    """Device records of ``iterations`` calls in turn, each behind its ``before``, by time of start."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+        for index in range(iterations):
+            if before:
+                before()
+            calls[index % len(calls)]()
+            torch.cuda.synchronize()
+    results = profiler.profiler.kineto_results if profiler.profiler else None
+    events = results.events() if results else []
+    on_device = [event for event in events if event.device_type().name == "CUDA"]
+    records = [Record(event.name(), event.start_ns(), event.duration_ns()) for event in on_device]
+    return sorted(records, key=lambda record: record.start)
+
+
+def split_records(records: Sequence[Record], flush: int, kernels: int, iterations: int) -> list[float]:
+    """Seconds per call from the records of ``iterations`` × (``flush`` + ``kernels``) device operations.
+
+    Raises:
+        MeasurementError: the number of records is another one.
+    """
+    expected = iterations * (flush + kernels)
+    if kernels == 0 or len(records) != expected:
+        raise MeasurementError(
+            f"CUPTI returned {len(records)} records where {expected} were launched; use timing.timer events instead"
+        )
+    spans = []
+    for first in range(flush, expected, flush + kernels):
+        call = records[first : first + kernels]
+        end = max(record.start + record.duration for record in call)
+        spans.append((end - call[0].start) / 1e9)
+    return spans

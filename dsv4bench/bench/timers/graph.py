@@ -1,0 +1,54 @@
+"""``graph``: capture n calls into a CUDA graph, replay it, divide. The flush stays outside the timed region."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dsv4bench.bench.timers import Call, Samples
+from dsv4bench.bench.timers.events import no_gpu, time_with_events
+
+if TYPE_CHECKING:
+    import torch
+
+
+class GraphTimer:
+    """Captures anew whenever it times, so that no two rounds share a capture."""
+
+    name = "graph"
+
+    def __init__(self, calls_per_graph: int) -> None:
+        self.calls_per_graph = calls_per_graph
+
+    def unavailable(self) -> str:
+        """Say so where there is no GPU."""
+        return no_gpu()
+
+    def time(self, calls: Sequence[Call], warmup: int, iterations: int, before: Call | None) -> Samples:
+        """Time replays of one graph per call; see ``timers``.
+
+        Raises:
+            ValueError: a flush before a graph of several calls would leave all but the first warm.
+        """
+        if before and self.calls_per_graph > 1:
+            raise ValueError("a graph of several calls can't be cold: its second call finds what the first left in L2")
+        graphs = [capture(call, self.calls_per_graph) for call in calls]
+        replays = [graph.replay for graph in graphs]
+        for index in range(max(warmup, 1)):
+            replays[index % len(replays)]()
+        return time_with_events(replays, iterations, before, self.calls_per_graph)
+
+
+def capture(call: Call, times: int = 1) -> "torch.cuda.CUDAGraph":
+    """Capture ``times`` repetitions of a call, after one eager call on the capture stream for lazy initialisation."""
+    import torch
+
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(times):
+            call()
+    return graph
