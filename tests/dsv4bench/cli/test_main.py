@@ -1,0 +1,110 @@
+"""The command line as a user meets it: start-up time, torch-free commands, errors and exit codes."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+NO_TORCH = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "triton", "vllm"):
+            raise ImportError(f"{name} is blocked")
+sys.meta_path.insert(0, Block())
+sys.argv = ["dsv4bench", *sys.argv[1:]]
+from dsv4bench.cli.main import main
+main()
+"""
+HEAVY = ("torch", "triton", "vllm", "numpy", "scipy", "pandas", "matplotlib", "nvtx")
+
+
+def environment():
+    return os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'}", "NO_COLOR": "1", "COLUMNS": "200"}
+
+
+def cli(*arguments, code=None, cwd=None):
+    command = [sys.executable, *(["-c", code] if code else ["-m", "dsv4bench"]), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment(), cwd=cwd, timeout=120)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["memory", "--ctx", "1M"],
+        ["validate", "quickstart"],
+        ["schema"],
+        ["compare", "--help"],
+        ["gate", "--help"],
+        ["run", "quickstart", "--dry-run"],
+        ["list", "scenarios"],
+        ["list", "models"],
+    ],
+    ids=" ".join,
+)
+def test_light_commands_work_without_torch(arguments):
+    done = cli(*arguments, code=NO_TORCH)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["memory", "--help"], ["validate", "quickstart"], ["schema"]], ids=" ".join
+)
+def test_light_commands_start_in_under_half_a_second(arguments):
+    def seconds():
+        start = time.monotonic()
+        assert cli(*arguments).returncode == 0
+        return time.monotonic() - start
+
+    # the best of a few: other processes share the machine, and no one is faster than it can be
+    assert min(seconds() for _ in range(6)) < 0.5 * float(os.environ.get("DSV4BENCH_TEST_SLOWDOWN", "1"))
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; sys.argv = ['dsv4bench', '--help']\n"
+        "from dsv4bench.cli.main import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        f"print('HEAVY', [name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    assert "HEAVY []" in cli(code=code).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["validate", "nowhere.yaml"], "error: no scenario 'nowhere.yaml': not a file"),
+        (
+            ["validate", "quickstart", "--set", "workload.bath=3"],
+            "error: --set workload.bath=3: workload.bath: unknown",
+        ),
+        (["validate", "quickstart", "--set", "model=v5"], "error: unknown model 'v5'"),
+        (["validate", "quickstart", "--set", "tp=3"], "error: tp 3 does not divide 64 heads"),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_exit_code_2(arguments, message):
+    done = cli(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith(message)
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_an_unknown_command_is_exit_code_2():
+    done = cli("rnu")
+    assert done.returncode == 2
+    assert "rnu" in done.stderr
+
+
+def test_providers_are_listed_with_their_source_and_why_one_is_unavailable():
+    done = cli("list", "providers", code=NO_TORCH)
+    assert done.returncode == 0, done.stderr
+    assert "reference" in done.stdout
+    assert "unavailable" in done.stdout
