@@ -1,0 +1,21 @@
+"""``dsv4bench plot``: the figures of a run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dsv4bench.results.run_directory import read_run
+
+
+def plot(
+    run: Annotated[Path, typer.Argument(help="Run directory, or a stored baseline file.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for the PNGs; default: the run directory.")] = None,
+) -> None:
+    """Write speedups.png and kv_memory.png of a run."""
+    from dsv4bench.report.run_plots import plot_run
+
+    found = read_run(run)
+    folder = out or (run if run.is_dir() else run.parent)
+    for path in plot_run(found.rows, found.manifest.scenario.get("baseline") or {}, folder):
+        typer.echo(str(path))

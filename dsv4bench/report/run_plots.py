@@ -1,0 +1,150 @@
+"""The two figures of a run: speedups over its baselines, and KV bytes of each layer kind."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dsv4bench.analysis.speedup import speedups
+from dsv4bench.errors import UserError
+from dsv4bench.results.row import Row, Status
+from dsv4bench.scenario.sizes import format_bytes, format_tokens
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLOURS = {"swa": "#4477AA", "c4a": "#228833", "c128a": "#CCBB44", "dsa": "#BB5566"}
+"""One colour a layer kind in every figure (Paul Tol's bright scheme, readable without colour vision)."""
+
+
+def plot_run(rows: Sequence[Row], baseline: dict[str, Any], folder: Path) -> list[Path]:
+    """Write ``speedups.png`` and ``kv_memory.png``.
+
+    Args:
+        rows: of one run.
+        baseline: the scenario's ``baseline`` section, ``{"provider": …, "model": …}``.
+        folder: where to; made if missing.
+
+    Raises:
+        UserError: the run has no timed row.
+    """
+    timed = [row for row in rows if row.status is Status.OK and row.layer]
+    if not timed:
+        raise UserError("nothing to plot: no case of this run has a time")
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = {"speedups": _speedup_figure(timed, baseline), "kv_memory": _memory_figure(timed)}
+    paths = []
+    for name, figure in figures.items():
+        path = folder / f"{name}.png"
+        figure.savefig(path, dpi=150)
+        paths.append(path)
+    return paths
+
+
+def _figure(width: float, height: float, columns: int = 1) -> tuple["Figure", list["Axes"]]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(1, columns, squeeze=False)[0]
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", alpha=0.3)
+        axis.set_axisbelow(True)
+    return figure, list(axes)
+
+
+def _step_label(row: Row) -> str:
+    return f"B={row.case['batch']}\n{format_tokens(row.case['context'])}"
+
+
+def _series(row: Row) -> str:
+    return f"{row.case['model']} {row.case['layer']} {row.case['provider']}"
+
+
+def _speedup_figure(rows: Sequence[Row], baseline: dict[str, Any]) -> "Figure":
+    found = speedups(rows, baseline.get("provider"), baseline.get("model"))
+    panels = [
+        (f"over provider {baseline.get('provider')}", {row.case_id: found[row.case_id].provider for row in rows}),
+        (f"over the {baseline.get('model')} layer", {row.case_id: found[row.case_id].model for row in rows}),
+    ]
+    shown = []
+    for title, values in panels:
+        others = {key: value for key, value in values.items() if value is not None}
+        if any(value != 1.0 for value in others.values()):
+            shown.append((title, others))
+    if not shown:  # one provider and one model: nothing to be faster than, so the times themselves
+        figure, (axis,) = _figure(_width(rows), 4.2)
+        _bars(axis, rows, {row.case_id: row.layer.median * 1e6 for row in rows if row.layer})
+        axis.set_ylabel("layer time, µs")
+        axis.set_yscale("log")
+        axis.set_title("Layer time (this run has no other provider or model to compare with)")
+        return figure
+    figure, axes = _figure(_width(rows) * len(shown), 4.2, len(shown))
+    for axis, (title, values) in zip(axes, shown, strict=True):
+        _bars(axis, [row for row in rows if row.case_id in values], values)
+        axis.axhline(1.0, color="black", linewidth=0.8)
+        axis.set_ylabel("speedup, ×")
+        axis.set_title(f"Layer speedup {title}")
+    return figure
+
+
+def _width(rows: Sequence[Row]) -> float:
+    return max(6.0, 0.16 * len(rows) + 4.0)
+
+
+def _bars(axis: "Axes", rows: Sequence[Row], values: dict[str, float]) -> None:
+    """Grouped bars: a group a step (batch, context), a bar a layer and provider."""
+    steps = list(dict.fromkeys((row.case["batch"], row.case["context"], _step_label(row)) for row in rows))
+    series = list(dict.fromkeys(_series(row) for row in rows))
+    colours = _series_colours(rows)
+    width = 0.8 / len(series)
+    for row in rows:
+        group = steps.index((row.case["batch"], row.case["context"], _step_label(row)))
+        place = group - 0.4 + width * (series.index(_series(row)) + 0.5)
+        axis.bar(place, values[row.case_id], width * 0.92, color=colours[_series(row)])
+    axis.set_xticks(range(len(steps)), [label for _, _, label in steps])
+    for name in series:
+        axis.bar(0, 0, 0, color=colours[name], label=name)
+    axis.legend(fontsize=8, frameon=False)
+
+
+def _series_colours(rows: Sequence[Row]) -> dict[str, Any]:
+    """The layer kind's colour; further providers or models of the same kind get lighter tones."""
+    from matplotlib.colors import to_rgb
+
+    seen: dict[str, int] = {}
+    colours: dict[str, Any] = {}
+    for row in rows:
+        name, kind = _series(row), row.case["layer"]
+        if name not in colours:
+            tone = 0.65 ** seen.setdefault(kind, 0)
+            seen[kind] += 1
+            colours[name] = tuple(1 - (1 - part) * tone for part in to_rgb(_COLOURS[kind]))
+    return colours
+
+
+def _memory_figure(rows: Sequence[Row]) -> "Figure":
+    """KV bytes per request of a layer, by context, one bar a layer kind."""
+    bytes_of: dict[tuple[int, str], float] = {}
+    colour: dict[str, str] = {}
+    for row in rows:
+        if row.memory:
+            name = f"{row.case['model']} {row.case['layer']}"
+            bytes_of[(row.case["context"], name)] = row.memory.ideal_bytes / row.case["batch"]
+            colour[name] = _COLOURS[row.case["layer"]]
+    contexts, names = sorted({key[0] for key in bytes_of}), list(colour)
+    figure, (axis,) = _figure(max(6.0, 1.6 * len(contexts) + 2), 4.2)
+    width = 0.8 / max(len(names), 1)
+    for (context, name), size in bytes_of.items():
+        place = contexts.index(context) - 0.4 + width * (names.index(name) + 0.5)
+        axis.bar(place, size, width * 0.92, color=colour[name])
+        axis.text(place, size, format_bytes(size, 1), ha="center", va="bottom", fontsize=6, rotation=30)
+    for name in names:
+        axis.bar(0, 0, 0, color=colour[name], label=name)
+    axis.set_yscale("log")
+    axis.set_xticks(range(len(contexts)), [format_tokens(context) for context in contexts])
+    axis.set_xlabel("context, tokens")
+    axis.set_ylabel("KV bytes of one layer, one request")
+    axis.set_title("KV memory per layer (ideal)")
+    axis.legend(fontsize=8, frameon=False)
+    return figure
