@@ -16,8 +16,8 @@ class Speedup:
 
     Attributes:
         provider: baseline provider's time over this row's, on the same case.
-        model: baseline model's layer time over this row's, for the same step, caches, schedule and provider. V4 and V3.2
-            stages differ, so only whole layers are compared.
+        model: baseline model's layer time over this row's, for the same step, caches, schedule and provider. V4 and
+            V3.2 stages differ, so only whole layers are compared.
     """
 
     provider: float | None = None

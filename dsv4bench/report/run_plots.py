@@ -67,7 +67,7 @@ def _speedup_figure(rows: Sequence[Row], baseline: dict[str, Any]) -> "Figure":
         (f"over provider {baseline.get('provider')}", {row.case_id: found[row.case_id].provider for row in rows}),
         (f"over the {baseline.get('model')} layer", {row.case_id: found[row.case_id].model for row in rows}),
     ]
-    shown = []
+    shown: list[tuple[str, dict[str, float]]] = []
     for title, values in panels:
         others = {key: value for key, value in values.items() if value is not None}
         if any(value != 1.0 for value in others.values()):
@@ -80,8 +80,8 @@ def _speedup_figure(rows: Sequence[Row], baseline: dict[str, Any]) -> "Figure":
         axis.set_title("Layer time (this run has no other provider or model to compare with)")
         return figure
     figure, axes = _figure(_width(rows) * len(shown), 4.2, len(shown))
-    for axis, (title, values) in zip(axes, shown, strict=True):
-        _bars(axis, [row for row in rows if row.case_id in values], values)
+    for axis, (title, known) in zip(axes, shown, strict=True):
+        _bars(axis, [row for row in rows if row.case_id in known], known)
         axis.axhline(1.0, color="black", linewidth=0.8)
         axis.set_ylabel("speedup, ×")
         axis.set_title(f"Layer speedup {title}")
