@@ -1,1 +1,1 @@
-"""Conformance: is a provider's output right?"""
+"""The conformance suite and the checks around a timing: is what was measured right?"""

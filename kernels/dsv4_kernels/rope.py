@@ -30,7 +30,7 @@ def inverse_frequencies(
         beta_slow: rotations below which a pair is interpolated entirely.
         dim: rotated dims.
     """
-    plain = 1.0 / theta ** (torch.arange(0, dim, 2).float() / dim)
+    plain = 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     if factor == 1.0:
         return plain
 
@@ -39,7 +39,7 @@ def inverse_frequencies(
 
     low = max(floor(correction(beta_fast)), 0)
     high = min(ceil(correction(beta_slow)), dim - 1)
-    ramp = ((torch.arange(dim // 2).float() - low) / max(high - low, 0.001)).clamp(0, 1)
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0, 1)
     return plain / factor * ramp + plain * (1 - ramp)
 
 
@@ -60,7 +60,7 @@ def cos_sin_table(
     YaRN magnitude, and V3.2 puts its magnitude into the softmax scale.
     """
     frequencies = inverse_frequencies(theta, factor, original_positions, beta_fast, beta_slow, dim)
-    angles = torch.arange(max_position).float()[:, None] * frequencies
+    angles = torch.arange(max_position, dtype=torch.float32)[:, None] * frequencies
     return torch.cat((angles.cos(), angles.sin()), dim=-1).to(device)
 
 
