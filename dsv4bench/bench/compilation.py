@@ -1,4 +1,4 @@
-"""What Triton compiles or loads, and when: compile seconds per kernel, and the detector that discards a timed window."""
+"""What Triton compiles or loads, and when: seconds per kernel, and the sign that a timed window is spoiled."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -6,7 +6,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from types import ModuleType
+from importlib import import_module
 from typing import Any
 
 from dsv4bench.results.environment import Gpu, GpuProcess
@@ -83,6 +83,13 @@ class Sensor:
         """Joules since the driver was loaded; the counter moves about every 20 to 100 ms."""
         return _scaled(self._ask("nvmlDeviceGetTotalEnergyConsumption"), 1e-3)
 
+    def driver(self) -> str | None:
+        """Version of the driver."""
+        try:
+            return _text(self._nvml.nvmlSystemGetDriverVersion())
+        except self._nvml.NVMLError:
+            return None
+
     def describe(self) -> Gpu:
         """The card's standing properties and its present state."""
         nvml, now = self._nvml, self.read()
@@ -133,7 +140,7 @@ class Sensor:
             return None
 
 
-def open_sensor(uuid: str = "", nvml: ModuleType | Any | None = None) -> tuple[Sensor | None, str]:
+def open_sensor(uuid: str = "", nvml: Any = None) -> tuple[Sensor | None, str]:
     """The sensor of a card and, where there is none, why.
 
     Args:
@@ -142,7 +149,7 @@ def open_sensor(uuid: str = "", nvml: ModuleType | Any | None = None) -> tuple[S
     """
     if nvml is None:
         try:
-            import pynvml as nvml
+            nvml = import_module("pynvml")
         except ImportError:
             return None, "the package nvidia-ml-py is not installed"
     try:
@@ -151,16 +158,6 @@ def open_sensor(uuid: str = "", nvml: ModuleType | Any | None = None) -> tuple[S
     except nvml.NVMLError as error:
         return None, f"NVML: {error}"
     return Sensor(nvml, handle), ""
-
-
-def driver_version(nvml: ModuleType | Any | None = None) -> str | None:
-    """Version of the NVIDIA driver, or ``None`` without one."""
-    sensor, _ = open_sensor(nvml=nvml)
-    if sensor is None:
-        return None
-    if nvml is None:
-        import pynvml as nvml
-    return _text(nvml.nvmlSystemGetDriverVersion())
 
 
 def _scaled(value: Any, factor: float) -> float | None:

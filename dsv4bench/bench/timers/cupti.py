@@ -59,11 +59,6 @@ class CuptiTimer:
         return Samples(tuple(split_records(records, flush, kernels, iterations)))
 
 
-def count_launches(call: Call) -> int | None:
-    """Kernels, copies and fills that one call puts on the device; ``None`` where the profiler sees nothing."""
-    return len(profile_calls([call], 1, None)) or None
-
-
 def profile_calls(calls: Sequence[Call], iterations: int, before: Call | None) -> list[Record]:
     """Device records of ``iterations`` calls in turn, each behind its ``before``, by time of start."""
     import torch

@@ -37,8 +37,14 @@ class GraphTimer:
         return time_with_events(replays, iterations, before, self.calls_per_graph)
 
 
-def capture(call: Call, times: int = 1) -> "torch.cuda.CUDAGraph":
-    """Capture ``times`` repetitions of a call, after one eager call on the capture stream for lazy initialisation."""
+def capture(call: Call, times: int = 1, *, keep: bool = False) -> "torch.cuda.CUDAGraph":
+    """Capture ``times`` repetitions of a call, after one eager call on a side stream for lazy initialisation.
+
+    Args:
+        call: what to capture.
+        times: how often.
+        keep: keep the graph's nodes readable (``raw_cuda_graph``) beside the executable.
+    """
     import torch
 
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -47,7 +53,7 @@ def capture(call: Call, times: int = 1) -> "torch.cuda.CUDAGraph":
         call()
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
+    graph = torch.cuda.CUDAGraph(keep_graph=keep)
     with torch.cuda.graph(graph):
         for _ in range(times):
             call()

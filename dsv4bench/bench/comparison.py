@@ -1,0 +1,241 @@
+"""Measuring one comparison: its sides prepared, checked, timed in interleaved rounds, checked again, summed up."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from dsv4bench.bench.check import check_outputs, check_replay, worst
+from dsv4bench.bench.compilation import CompileLog
+from dsv4bench.bench.energy import energy_per_call
+from dsv4bench.bench.failure import UnsupportedError, status_of
+from dsv4bench.bench.l2 import input_sets, make_flush
+from dsv4bench.bench.launches import count_launches
+from dsv4bench.bench.messages import Measured
+from dsv4bench.bench.rounds import Kept, Turn, run_rounds, seed_of
+from dsv4bench.bench.settings import Settings
+from dsv4bench.bench.side import WHOLE, Report, Side, make_side
+from dsv4bench.bench.spending import Spending
+from dsv4bench.bench.summary import timing_of
+from dsv4bench.bench.telemetry import Sensor
+from dsv4bench.bench.timers import timer_of
+from dsv4bench.bench.window import Window, calls_of, read_card, replays, time_calls
+from dsv4bench.results.row import Accuracy, Row, StageRow, Status
+from dsv4bench.scenario.case import Case
+from dsv4bench.stack.layer import Layer
+from dsv4bench.stack.scopes import scope
+
+T = TypeVar("T")
+
+PADDING = 64 * 2**20
+"""A round's buffers lie behind a pad of random size up to this, so that no two rounds share their addresses."""
+
+
+class PoisonedError(Exception):
+    """The device context no longer works; the process has to end."""
+
+
+@dataclass
+class Contender:
+    """A case on its way to a row."""
+
+    case: Case
+    side: Side | None = None
+    launches: dict[str, int | None] = field(default_factory=dict)
+    accuracy: dict[str, Accuracy] = field(default_factory=dict)
+    compiled: dict[str, float] = field(default_factory=dict)
+    measured: Measured | None = None
+
+
+class Comparison:
+    """Measures the cases of one comparison on the current device."""
+
+    def __init__(
+        self, settings: Settings, sensor: Sensor | None, log: CompileLog, spending: Spending, report: Report
+    ) -> None:
+        self._settings, self._sensor, self._log = settings, sensor, log
+        self._spending, self._report = spending, report
+
+    def measure(self, cases: Sequence[Case], layer: Layer) -> Iterator[Measured]:
+        """Measure cases that share a ``pair_id``: each yields one row, whatever happens to it.
+
+        Raises:
+            PoisonedError: after the row of the case that broke the device; the others have to be measured elsewhere.
+        """
+        contenders = [Contender(case) for case in cases]
+        try:
+            self._measure(contenders, layer)
+        except PoisonedError:
+            yield from (contender.measured for contender in contenders if contender.measured)
+            raise
+        yield from (contender.measured for contender in contenders if contender.measured)
+
+    def _measure(self, contenders: Sequence[Contender], layer: Layer) -> None:
+        for contender in contenders:
+            self._guard(contender, "preparing", partial(self._prepare, layer))
+        able = [contender for contender in contenders if contender.measured is None]
+        for contender, kept in zip(able, self._rounds(able), strict=True):
+            if contender.measured is None:
+                self._guard(contender, "finishing", partial(self._finish, kept))
+
+    def _guard(self, contender: Contender, doing: str, action: Callable[[Contender], T]) -> T | None:
+        """Do something for a case; an exception becomes its row, and a broken device ends the process."""
+        self._report(contender.case.case_id, doing)
+        before = dict(self._log.seconds)
+        try:
+            return action(contender)
+        except Exception as error:  # whatever a provider raises belongs into its row
+            contender.measured = Measured(self._settings.failed(contender.case, *status_of(error)))
+            self._require_health(error)
+            return None
+        finally:
+            for kernel, seconds in self._log.since(before).items():
+                contender.compiled[kernel] = contender.compiled.get(kernel, 0.0) + seconds
+
+    def _require_health(self, error: Exception) -> None:
+        """After a failure on a GPU: free what it held, and see whether the context still works."""
+        if self._settings.device.type != "cuda":
+            return
+        import torch
+
+        try:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        except RuntimeError as broken:
+            raise PoisonedError(str(broken)) from error
+
+    def _prepare(self, layer: Layer, contender: Contender) -> None:
+        """Load the providers, run once (which compiles), compare with the reference, count launches."""
+        case, timing = contender.case, self._settings.timing
+        side = contender.side = make_side(case, self._settings, layer)
+        if reason := timer_of(side.contract).unavailable():
+            raise UnsupportedError(f"timer {side.contract.timer} is not available here: {reason}")
+        with self._spending.on("compile and first run"):
+            values = side.inputs(seed_of(timing.seed, case.pair_id, "check"))
+        if self._settings.check:
+            with self._spending.on("checks"):
+                contender.accuracy = check_outputs(side, values)
+        if self._settings.device.type == "cuda":
+            with self._spending.on("launch counts"):
+                contender.launches = {name: count_launches(call) for name, call in side.calls(values).items()}
+
+    def _rounds(self, contenders: Sequence[Contender]) -> list[Kept[Window]]:
+        if not contenders:
+            return []
+        timing = self._settings.timing
+        return run_rounds(
+            contenders,
+            timing.rounds,
+            self._take_turn,
+            lambda window: window.spoiled_by,
+            base_seed=timing.seed,
+            pair_id=contenders[0].case.pair_id,
+        )
+
+    def _take_turn(self, turn: Turn[Contender]) -> Window | None:
+        again = f", attempt {turn.attempt + 1}" if turn.attempt else ""
+        doing = f"round {turn.round + 1} of {self._settings.timing.rounds}{again}"
+        return self._guard(turn.side, doing, partial(self._window, turn))
+
+    def _window(self, turn: Turn[Contender], contender: Contender) -> Window:
+        side, timing, spending = _side(contender), self._settings.timing, self._spending
+        with spending.on("inputs"):
+            pad = self._fresh_allocation(turn.seed)
+            flush = make_flush(side.contract, self._settings.device.torch_name)
+            calls = calls_of(side, turn.seed, input_sets(side.contract))
+        before = read_card(self._sensor)
+        samples, discarded = {}, 0
+        with scope(contender.case.label):
+            for name, each in calls.items():
+                with spending.on("timing"):
+                    samples[name], more = time_calls(side.contract, each, timing, flush, self._log)
+                discarded += more
+        del pad
+        return Window(turn.round, turn.attempt, turn.seed, samples, before + read_card(self._sensor), discarded)
+
+    def _fresh_allocation(self, seed: int) -> object:
+        """Give cached memory back and shift the addresses of what comes next by a random pad."""
+        if self._settings.device.type != "cuda":
+            return None
+        import torch
+
+        torch.cuda.empty_cache()
+        size = random.Random(seed).randrange(1, PADDING)
+        return torch.empty(size, dtype=torch.uint8, device=self._settings.device.torch_name)
+
+    def _finish(self, kept: Kept[Window], contender: Contender) -> None:
+        """Check once more on fresh inputs, take the energy, and make the row."""
+        side, settings = _side(contender), self._settings
+        if kept.spoiled_by:
+            reason = (
+                f"throttled ({', '.join(kept.spoiled_by)}) in {kept.repeated + 1} rounds; cool the card and --resume"
+            )
+            contender.measured = Measured(settings.failed(contender.case, Status.INVALID_THERMAL, reason))
+            return
+        if settings.check:
+            with self._spending.on("checks"):
+                seed = seed_of(settings.timing.seed, contender.case.pair_id, "check after")
+                contender.accuracy = worst(contender.accuracy, check_outputs(side, side.inputs(seed)))
+                if side.contract.graph:
+                    contender.accuracy = worst(contender.accuracy, check_replay(side, seed))
+        windows = kept.results
+        row = self._row(contender, side, windows)
+        if kept.repeated:
+            row.warnings.append(f"{kept.repeated} throttled rounds were repeated")
+        case_id = contender.case.case_id
+        contender.measured = Measured(
+            row,
+            [record for window in windows for record in window.samples_records(case_id)],
+            [record for window in windows for record in window.telemetry_records(case_id)],
+        )
+
+    def _row(self, contender: Contender, side: Side, windows: Sequence[Window]) -> Row:
+        case, accuracy = contender.case, contender.accuracy
+        names = [stage.name for stage in side.timed]
+        stages = []
+        for name in names:
+            what = name if len(names) > 1 else WHOLE
+            timing = timing_of(windows, what, contender.launches.get(what), keep_rounds=False)
+            stages.append(
+                StageRow(name=name, provider=case.provider.of(name), timing=timing, accuracy=accuracy.get(name))
+            )
+        whole = timing_of(windows, WHOLE, contender.launches.get(WHOLE), keep_rounds=True)
+        extra: dict[str, Any] = {"discarded_windows": sum(window.discarded for window in windows)}
+        if contender.compiled:
+            extra["compiled"] = contender.compiled
+            extra["cache_bytes"] = {
+                kernel: size for kernel, size in self._log.cached_bytes.items() if kernel in contender.compiled
+            }
+        return Row(
+            case_id=case.case_id,
+            pair_id=case.pair_id,
+            contract_id=side.contract.contract_id,
+            label=case.label,
+            case=case.describe(),
+            contract=side.contract,
+            status=Status.OK,
+            layer=whole,
+            stages=stages,
+            accuracy=max(accuracy.values(), key=lambda one: one.worst_error / one.tolerance, default=None),
+            compile_seconds=sum(contender.compiled.values()),
+            energy_joules=self._energy(side, whole.median),
+            extra=extra,
+        )
+
+    def _energy(self, side: Side, seconds: float) -> float | None:
+        sensor = self._sensor
+        if sensor is None or self._settings.device.type != "cuda":
+            return None
+        import torch
+
+        with self._spending.on("energy"):
+            values = side.inputs(seed_of(self._settings.timing.seed, side.case.pair_id, "energy"))
+            call = replays([side.calls(values)[WHOLE]], graph=side.contract.graph)[0]
+            return energy_per_call(sensor.energy, call, torch.cuda.synchronize, seconds)
+
+
+def _side(contender: Contender) -> Side:
+    if contender.side is None:
+        raise RuntimeError("a case is measured before it is prepared")
+    return contender.side

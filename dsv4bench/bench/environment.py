@@ -1,0 +1,119 @@
+"""Reading the machine: what a run stores so that a number can be explained later."""
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from dsv4bench import __version__
+from dsv4bench.bench.device import Device
+from dsv4bench.bench.telemetry import Sensor
+from dsv4bench.results.environment import Environment, Gpu, GpuProcess
+
+PREFIXES = ("VLLM_", "TRITON_", "CUDA_", "NCCL_", "DSV4BENCH_")
+SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+
+
+def describe_environment(
+    device: Device, sensor: Sensor | None, own_processes: frozenset[int] = frozenset()
+) -> Environment:
+    """Everything known about the machine a device sits in.
+
+    Args:
+        device: as a worker found it.
+        sensor: of the card, if NVML answers.
+        own_processes: process ids that are ours and no co-tenants.
+    """
+    sha, dirty = git_state(Path.cwd())
+    return Environment(
+        release=__version__,
+        python=platform.python_version(),
+        platform=f"{platform.system()} {platform.release()} {platform.machine()}",
+        cpu=cpu_name(),
+        cpu_count=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        torch=device.versions.get("torch"),
+        triton=device.versions.get("triton"),
+        vllm=installed_version("vllm"),
+        cuda=device.versions.get("cuda"),
+        driver=sensor.driver() if sensor and device.type == "cuda" else None,
+        gpu=describe_gpu(device, sensor),
+        git_sha=sha,
+        git_dirty=dirty,
+        variables=safe_variables(os.environ, Path.cwd()),
+        processes=co_tenants(device, sensor, own_processes),
+    )
+
+
+def describe_gpu(device: Device, sensor: Sensor | None) -> Gpu | None:
+    """The card by CUDA's account, completed by NVML's."""
+    if device.type != "cuda":
+        return None
+    known = sensor.describe() if sensor else Gpu(name=device.name)
+    return known.model_copy(
+        update={
+            "name": device.name,
+            "sm_count": device.sm_count,
+            "l2_bytes": device.l2_bytes or None,
+            "compute_capability": device.capability,
+            "memory_bytes": device.memory_bytes,
+            "uuid": device.uuid or known.uuid,
+        }
+    )
+
+
+def co_tenants(device: Device, sensor: Sensor | None, own: frozenset[int]) -> list[GpuProcess]:
+    """Other processes that hold memory on the card."""
+    return sensor.processes(own) if sensor and device.type == "cuda" else []
+
+
+def safe_variables(variables: Mapping[str, str], working_directory: Path) -> dict[str, str]:
+    """The variables that change how kernels run; none that looks like a secret, paths relative to where we are."""
+    here = str(working_directory)
+    return {
+        name: value.replace(here + os.sep, "").replace(here, ".")
+        for name, value in sorted(variables.items())
+        if name.startswith(PREFIXES) and not any(word in name.upper() for word in SECRETS)
+    }
+
+
+def git_state(folder: Path) -> tuple[str | None, str | None]:
+    """Commit of the checkout that a folder lies in and a digest of what is uncommitted; (None, None) outside one."""
+    sha = _git(folder, "rev-parse", "HEAD")
+    if sha is None:
+        return None, None
+    status = _git(folder, "status", "--porcelain", "--untracked-files=no") or ""
+    if not status.strip():
+        return sha.strip(), None
+    difference = _git(folder, "diff", "HEAD") or status
+    return sha.strip(), hashlib.sha256(difference.encode()).hexdigest()[:12]
+
+
+def installed_version(package: str) -> str | None:
+    """Version of a package without importing it."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def cpu_name() -> str | None:
+    """Model name of the processor."""
+    if sys.platform == "linux":
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or None
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

@@ -1,0 +1,145 @@
+"""Running cases in workers: groups that share tensors, comparisons that share rounds, and what to do when one dies."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from dsv4bench.bench.messages import Done, Found, Measure, Measured, Probe, Working
+from dsv4bench.bench.settings import Settings
+from dsv4bench.bench.worker import Worker
+from dsv4bench.errors import MeasurementError, UserError
+from dsv4bench.results.row import Status
+from dsv4bench.scenario.case import Case, shape_digest
+
+START_TIMEOUT = 300.0
+"""Seconds within which a worker has to answer its probe; importing torch on a busy machine takes a while."""
+
+Event = Working | Measured | Done
+
+
+def group_cases(cases: Sequence[Case]) -> list[list[Case]]:
+    """Cases by shape, layer kind and cache precision, in order of first appearance: they share weights and caches."""
+    groups: dict[tuple[object, ...], list[Case]] = {}
+    for case in cases:
+        groups.setdefault((shape_digest(case.shape), case.kind, case.cache), []).append(case)
+    return list(groups.values())
+
+
+def comparisons(cases: Sequence[Case]) -> list[list[Case]]:
+    """Cases by ``pair_id``: the sides that a round interleaves."""
+    pairs: dict[str, list[Case]] = {}
+    for case in cases:
+        pairs.setdefault(case.pair_id, []).append(case)
+    return list(pairs.values())
+
+
+class Executor:
+    """Runs cases on this machine, one worker at a time."""
+
+    def __init__(self, log: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log, self._clock = log, clock
+        self._worker: Worker | None = None
+        self._device = "auto"
+
+    def probe(self, device: str, *, calibrate: bool) -> Found:
+        """Start a worker and ask for the device.
+
+        Raises:
+            UserError: there is no such device.
+            MeasurementError: the worker does not come up.
+        """
+        self._device = device
+        found = self._start(calibrate)
+        if found.error:
+            raise UserError(found.error)
+        return found
+
+    def run(self, cases: Sequence[Case], settings: Settings) -> Iterator[Event]:
+        """Measure cases, yielding what happens; every case gets exactly one ``Measured``.
+
+        Closing the iterator, or an exception at the consumer's side, kills the worker.
+        """
+        for number, group in enumerate(group_cases(cases)):
+            if number:
+                self.close()  # a fresh process: its memory is all there for the next group
+            for sides in comparisons(group):
+                yield from self._compare(sides, group, settings)
+
+    def close(self) -> None:
+        """Kill the worker, if there is one."""
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker = None
+
+    def _start(self, calibrate: bool) -> Found:
+        self.close()
+        worker = self._worker = Worker(self._log)
+        worker.send(Probe(self._device, calibrate))
+        try:
+            found = worker.receive(START_TIMEOUT)
+        except (TimeoutError, EOFError) as error:
+            how = "does not answer" if isinstance(error, TimeoutError) else worker.obituary()
+            self.close()
+            raise MeasurementError(f"no worker process comes up: {how}; see {self._log}") from error
+        assert isinstance(found, Found)
+        return found
+
+    def _compare(self, sides: Sequence[Case], group: Sequence[Case], settings: Settings) -> Iterator[Event]:
+        """Measure the sides of one comparison; whoever kills the worker drops out, and the others start over."""
+        left = list(sides)
+        while left:
+            if self._worker is None:
+                self._start(calibrate=False)
+            for event in self._attempt(left, group, settings):
+                if isinstance(event, Measured):
+                    left = [case for case in left if case.case_id != event.row.case_id]
+                yield event
+
+    def _attempt(self, sides: Sequence[Case], group: Sequence[Case], settings: Settings) -> Iterator[Event]:
+        worker = self._worker
+        assert worker is not None
+        worker.send(Measure(tuple(sides), tuple(group), settings))
+        watch = Watch(sides[0].case_id, settings.timing.timeout, self._clock)
+        while True:
+            try:
+                event = worker.receive(watch.left())
+            except (TimeoutError, EOFError) as error:
+                late = isinstance(error, TimeoutError)
+                doing = f" while {watch.doing}" if watch.doing else ""
+                reason = (
+                    f"no result within {settings.timing.timeout:g} s (timing.timeout){doing}"
+                    if late
+                    else f"{worker.obituary()}{doing}"
+                )
+                self.close()
+                culprit = next(case for case in sides if case.case_id == watch.case_id)
+                yield Measured(settings.failed(culprit, Status.TIMEOUT if late else Status.RUNTIME_ERROR, reason))
+                return
+            yield event
+            if isinstance(event, Working):
+                watch.see(event)
+            elif isinstance(event, Done):
+                if not event.healthy:
+                    self.close()
+                return
+
+
+class Watch:
+    """Which case a worker is on, and how much of its time is left; time is counted per case over its turns."""
+
+    def __init__(self, case_id: str, timeout: float, clock: Callable[[], float]) -> None:
+        self.case_id, self.doing = case_id, ""
+        self._timeout, self._clock = timeout, clock
+        self._used: dict[str, float] = {}
+        self._since = clock()
+
+    def see(self, event: Working) -> None:
+        """The worker turns to a case."""
+        now = self._clock()
+        self._used[self.case_id] = self._used.get(self.case_id, 0.0) + now - self._since
+        self.case_id, self.doing, self._since = event.case_id, event.doing, now
+
+    def left(self) -> float:
+        """Seconds until the current case has had its time."""
+        used = self._used.get(self.case_id, 0.0) + self._clock() - self._since
+        return max(self._timeout - used, 0.0)

@@ -1,0 +1,46 @@
+"""From an exception to the status and the sentence that a row carries."""
+
+from dsv4bench.errors import UserError
+from dsv4bench.results.row import Status
+
+COMPILER_ERRORS = ("CompilationError", "CompileTimeAssertionFailure", "OutOfResources", "PTXASError")
+"""Exceptions of Triton and its backends that mean: this kernel can't be built for these arguments."""
+
+
+class IncorrectError(Exception):
+    """An output that is not what the reference computes."""
+
+
+class UnsupportedError(Exception):
+    """A case that a provider says it can't run."""
+
+
+def status_of(error: BaseException) -> tuple[Status, str]:
+    """Status and reason of a case that ended with an exception."""
+    text = f"{type(error).__name__}: {_first_line(error)}"
+    if isinstance(error, IncorrectError):
+        return Status.INCORRECT, str(error)
+    if isinstance(error, UnsupportedError):
+        return Status.UNSUPPORTED, str(error)
+    if isinstance(error, NotImplementedError):
+        return Status.UNSUPPORTED, text
+    if is_out_of_memory(error):
+        return Status.OOM, text
+    if any(kind.__name__ in COMPILER_ERRORS for kind in type(error).__mro__):
+        return Status.COMPILE_ERROR, text
+    if isinstance(error, UserError):
+        return Status.RUNTIME_ERROR, str(error)
+    return Status.RUNTIME_ERROR, text
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on the device or on the host."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if names & {"OutOfMemoryError", "MemoryError"}:
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else "no message"

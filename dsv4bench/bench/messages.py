@@ -1,0 +1,66 @@
+"""What a parent and its worker say to each other.
+
+The parent sends ``Probe`` or ``Measure``. The worker answers a probe with ``Found``, and a measurement with any number of
+``Working`` and ``Measured`` and one ``Done``.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from dsv4bench.bench.device import Device
+from dsv4bench.bench.settings import Settings
+from dsv4bench.results.manifest import Ceilings
+from dsv4bench.results.row import Row
+from dsv4bench.scenario.case import Case
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Find the device; with ``calibrate`` also measure its ceilings and what the timers read for nothing."""
+
+    device: str
+    calibrate: bool
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Measure cases that share a ``pair_id``; ``group`` are all the cases whose tensors should fit at once."""
+
+    cases: tuple[Case, ...]
+    group: tuple[Case, ...]
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class Found:
+    """Answer to ``Probe``; ``error`` is the sentence for the user where there is no such device."""
+
+    device: Device | None
+    ceilings: Ceilings | None = None
+    timer_floor: dict[str, float] = field(default_factory=dict)
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Working:
+    """Which case is worked on, and what is done for it."""
+
+    case_id: str
+    doing: str
+
+
+@dataclass(frozen=True)
+class Done:
+    """The task is over; ``healthy`` unless the device context broke and the process ends."""
+
+    spent: dict[str, float]
+    healthy: bool = True
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One case's row, and lines for ``samples.jsonl`` and ``telemetry.jsonl``."""
+
+    row: Row
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    telemetry: list[dict[str, Any]] = field(default_factory=list)

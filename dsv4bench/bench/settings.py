@@ -1,0 +1,42 @@
+"""What a worker has to know beside its cases; small, frozen and picklable."""
+
+from dataclasses import dataclass
+
+from dsv4bench.bench.contract import make_contract
+from dsv4bench.bench.device import Device
+from dsv4bench.results.row import Contract, Row, Status
+from dsv4bench.scenario.case import Case
+from dsv4bench.scenario.schema import TimingSection
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a run measures.
+
+    Attributes:
+        timing: the scenario's section.
+        device: where.
+        check: compare outputs with the reference around the timing.
+    """
+
+    timing: TimingSection
+    device: Device
+    check: bool = True
+
+    def contract(self, case: Case) -> Contract:
+        """The contract of a case's numbers."""
+        return make_contract(self.timing, case, self.device)
+
+    def failed(self, case: Case, status: Status, reason: str) -> Row:
+        """A row without numbers."""
+        contract = self.contract(case)
+        return Row(
+            case_id=case.case_id,
+            pair_id=case.pair_id,
+            contract_id=contract.contract_id,
+            label=case.label,
+            case=case.describe(),
+            contract=contract,
+            status=status,
+            reason=reason,
+        )

@@ -1,0 +1,126 @@
+"""One side of a comparison: a case with its providers loaded, and the calls that are timed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dsv4bench.bench.failure import UnsupportedError
+from dsv4bench.bench.settings import Settings
+from dsv4bench.bench.timers import Call
+from dsv4bench.model.stage import STAGES, Stage
+from dsv4bench.providers.base import Need, Provider, implemented_stages
+from dsv4bench.providers.registry import load_provider
+from dsv4bench.results.row import Contract
+from dsv4bench.scenario.case import Case
+from dsv4bench.stack.inputs import Values
+from dsv4bench.stack.layer import Layer, run_layer, run_stage
+from dsv4bench.stack.scopes import scope
+
+WHOLE = "layer"
+"""Name of the timing of all timed stages together."""
+UPSTREAM = "eager"
+"""Provider of the stages that ``kind: stage`` doesn't time but whose outputs it needs."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """A case ready to be measured.
+
+    Attributes:
+        case: the case.
+        contract: of its numbers.
+        layer: weights and caches, shared with the other sides.
+        providers: stage name → provider, for every stage that runs.
+        stages: the stages that run, in order; the timed ones are among them.
+    """
+
+    case: Case
+    contract: Contract
+    layer: Layer
+    providers: dict[str, Provider]
+    stages: tuple[Stage, ...]
+
+    @property
+    def timed(self) -> tuple[Stage, ...]:
+        """The stages that are timed."""
+        names = self.case.stage_names
+        return tuple(stage for stage in self.stages if stage.name in names)
+
+    def inputs(self, seed: int) -> Values:
+        """Fresh inputs, and every output that a timed stage reads, from one serial pass."""
+        values = self.layer.draw(self.case.workload, seed)
+        run_layer(self.stages, self.providers, values)
+        return values
+
+    def calls(self, values: Values) -> dict[str, Call]:
+        """What is timed, by name: the timed stages together, then each alone; each call on a copy of its own."""
+        calls: dict[str, Call] = {WHOLE: self._together(dict(values))}
+        if len(self.timed) > 1:
+            calls |= {stage.name: self._alone(stage, dict(values)) for stage in self.timed}
+        return calls
+
+    def _together(self, values: Values) -> Call:
+        stages, providers, name = self.timed, self.providers, f"{self.case.kind.value}"
+
+        def call() -> None:
+            with scope(name):
+                run_layer(stages, providers, values)
+
+        return call
+
+    def _alone(self, stage: Stage, values: Values) -> Call:
+        provider = self.providers[stage.name]
+        return lambda: run_stage(stage, provider, values)
+
+
+def make_side(case: Case, settings: Settings, layer: Layer) -> Side:
+    """Load a case's providers and ask whether they support it.
+
+    Raises:
+        UnsupportedError: one says no, or a schedule or graph that the device can't have.
+    """
+    if case.execution.graph and settings.device.type == "cpu":
+        raise UnsupportedError("a CUDA graph needs a GPU")
+    if case.execution.streams != "serial":
+        raise UnsupportedError(f"schedule {case.execution.streams} is not available")
+    names = case.stage_names
+    every = STAGES[case.kind]
+    last = max(index for index, stage in enumerate(every) if stage.name in names)
+    stages = every[: last + 1]
+    chosen = {stage.name: case.provider.of(stage.name) if stage.name in names else UPSTREAM for stage in stages}
+    loaded = {spec: _load(spec) for spec in dict.fromkeys(chosen.values())}
+    for spec, provider in loaded.items():
+        own = tuple(name for name, choice in chosen.items() if choice == spec)
+        _require(provider, spec, own, case, settings.device.type)
+    providers = {name: loaded[spec] for name, spec in chosen.items()}
+    return Side(case, settings.contract(case), layer, providers, stages)
+
+
+def _load(spec: str) -> Provider:
+    from dsv4bench.errors import UserError
+
+    try:
+        return load_provider(spec)
+    except UserError as error:
+        raise UnsupportedError(str(error)) from error
+
+
+def _require(provider: Provider, spec: str, stages: tuple[str, ...], case: Case, device: str) -> None:
+    missing = sorted(set(stages) - set(implemented_stages(provider)))
+    if missing:
+        raise UnsupportedError(f"provider {spec} has no stage {', '.join(missing)}")
+    need = Need(
+        kind=case.kind,
+        stages=stages,
+        device=device,
+        main=case.cache.main,
+        indexer=case.cache.indexer,
+        num_heads=case.shape.num_heads,
+        phase=case.workload.phase,
+    )
+    support = provider.supports(need)
+    if not support.ok:
+        raise UnsupportedError(f"provider {spec}: {support.reason}")
+
+
+Report = Callable[[str, str], None]
+"""Says which case is worked on and what is done for it."""

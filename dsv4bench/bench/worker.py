@@ -1,0 +1,106 @@
+"""Worker processes: spawned, in a process group of their own, killed as a whole, silent on the terminal.
+
+Isolation is the point: an illegal memory access, a hang or a ``kill -9`` ends one process and costs one case.
+"""
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from dsv4bench.bench.messages import Measure, Probe
+
+
+class Worker:
+    """The parent's end of a worker process."""
+
+    def __init__(self, log: Path) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=serve, args=(theirs, str(log)), name="dsv4bench-worker")
+        self.process.start()
+        theirs.close()
+
+    def send(self, task: Probe | Measure) -> None:
+        """Give it a task; a worker that is gone is noticed by ``receive``."""
+        with contextlib.suppress(OSError):
+            self.connection.send(task)
+
+    def receive(self, timeout: float) -> Any:
+        """The next message.
+
+        Raises:
+            TimeoutError: none within ``timeout`` seconds.
+            EOFError: the process ended.
+        """
+        if not self.connection.poll(max(timeout, 0.0)):
+            raise TimeoutError
+        try:
+            return self.connection.recv()
+        except OSError as error:
+            raise EOFError from error
+
+    def kill(self) -> None:
+        """End the process and everything it started."""
+        pid = self.process.pid
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+            self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+    def obituary(self) -> str:
+        """How the process ended, in words."""
+        self.process.join(5.0)
+        code = self.process.exitcode
+        if code is not None and code < 0:
+            name = signal.Signals(-code).name
+            hint = ", as the kernel does when memory runs out" if name == "SIGKILL" else ""
+            return f"the worker process was killed by {name}{hint}"
+        return f"the worker process ended with exit code {code}"
+
+
+def serve(connection: Connection, log: str) -> None:
+    """The worker's end: take tasks until the parent hangs up."""
+    with contextlib.suppress(OSError):
+        os.setsid()  # a group of its own: killed as a whole, and not reached by the terminal's Ctrl-C
+    _redirect_output(log)
+    threading.Thread(target=_follow_parent, daemon=True).start()
+    from dsv4bench.bench.workshop import Workshop
+
+    workshop = Workshop(connection.send)
+    while True:
+        try:
+            task = connection.recv()
+        except EOFError:
+            return
+        if isinstance(task, Probe):
+            connection.send(workshop.probe(task))
+        elif not workshop.measure(task):
+            return
+
+
+def _redirect_output(log: str) -> None:
+    """Whatever providers and libraries print goes to the log: stdout holds results and stderr the progress."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    faulthandler.enable()
+
+
+def _follow_parent() -> None:
+    """End with the parent, however it ends."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os.killpg(0, signal.SIGKILL)

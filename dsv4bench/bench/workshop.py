@@ -1,0 +1,122 @@
+"""What a worker does with its tasks: it keeps the layer that the cases share and runs comparisons over it."""
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from dsv4bench.bench.comparison import Comparison, PoisonedError
+from dsv4bench.bench.compilation import watch_compilation
+from dsv4bench.bench.device import Device, find_device
+from dsv4bench.bench.failure import is_out_of_memory, status_of
+from dsv4bench.bench.messages import Done, Found, Measure, Measured, Probe, Working
+from dsv4bench.bench.settings import Settings
+from dsv4bench.bench.spending import Spending
+from dsv4bench.bench.telemetry import open_sensor
+from dsv4bench.bench.timers import TIMERS, make_timer
+from dsv4bench.errors import UserError
+from dsv4bench.results.manifest import Ceilings
+from dsv4bench.scenario.case import Case
+from dsv4bench.stack.layer import Layer, prepare
+
+
+class Workshop:
+    """Holds what outlives a task: the shared layer and the books on time."""
+
+    def __init__(self, send: Callable[[Any], None]) -> None:
+        self._send = send
+        self._spending = Spending()
+        self._layer: Layer | None = None
+        self._group: tuple[Case, ...] = ()
+
+    def probe(self, task: Probe) -> Found:
+        """Find the device and, if asked, calibrate."""
+        try:
+            device = find_device(task.device)
+        except UserError as error:
+            return Found(None, error=str(error))
+        if device.type == "cuda":
+            import torch
+
+            torch.cuda.set_device(device.index)
+        timers = {name: make_timer(name).unavailable() for name in TIMERS}
+        device = replace(device, timers=timers)
+        if not task.calibrate:
+            return Found(device)
+        return Found(device, self._ceilings(device), timer_floors(timers))
+
+    def measure(self, task: Measure) -> bool:
+        """Measure a comparison and send its rows; False when the device no longer works."""
+        settings = task.settings
+        if settings.device.type == "cuda":
+            import torch
+
+            torch.cuda.set_device(settings.device.index)
+        sensor = open_sensor(settings.device.uuid)[0] if settings.device.type == "cuda" else None
+        healthy = True
+        try:
+            with watch_compilation() as log:
+                comparison = Comparison(settings, sensor, log, self._spending, self._report)
+                layer = self._layer_for(task)
+                for measured in comparison.measure(task.cases, layer):
+                    self._send(measured)
+        except PoisonedError:
+            healthy = False
+        except Exception as error:  # nothing of a case may end the worker
+            traceback.print_exc()
+            for case in task.cases:
+                self._send(Measured(settings.failed(case, *status_of(error))))
+        self._send(Done(self._spending.take(), healthy))
+        return healthy
+
+    def _report(self, case_id: str, doing: str) -> None:
+        self._send(Working(case_id, doing))
+
+    def _layer_for(self, task: Measure) -> Layer:
+        """The shared layer, made for the whole group at once or, if that is too much, for this task alone."""
+        if self._layer is not None and set(task.cases) <= set(self._group):
+            return self._layer
+        self._report(task.cases[0].case_id, "drawing weights and caches")
+        with self._spending.on("weights and caches"):
+            try:
+                return self._make(task.group, task.settings)
+            except Exception as error:
+                if not is_out_of_memory(error) or set(task.group) == set(task.cases):
+                    raise
+                return self._make(task.cases, task.settings)
+
+    def _make(self, cases: Sequence[Case], settings: Settings) -> Layer:
+        self._layer, self._group = None, ()
+        first = cases[0]
+        self._layer = prepare(
+            first.shape,
+            first.kind,
+            first.cache,
+            [case.workload for case in cases],
+            device=settings.device.torch_name,
+            seed=settings.timing.seed,
+        )
+        self._group = tuple(cases)
+        return self._layer
+
+    def _ceilings(self, device: Device) -> Ceilings | None:
+        from dsv4bench.bench.ceilings import measure_ceilings
+
+        if device.type != "cuda":
+            return None
+        with self._spending.on("ceilings"):
+            return measure_ceilings(device.torch_name)
+
+
+def timer_floors(timers: dict[str, str]) -> dict[str, float]:
+    """What each available timer reads for a call that does nothing, seconds."""
+    floors = {}
+    for name, unavailable in timers.items():
+        if not unavailable and name != "cupti":
+            floors[name] = median(make_timer(name).time([_nothing], 10, 100, None).seconds)
+    return floors
+
+
+def _nothing() -> None:
+    return None
