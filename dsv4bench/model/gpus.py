@@ -65,6 +65,7 @@ GPUS: dict[str, Gpu] = {
         _gpu("B200", 178.35, 7.7, 2250, 4500, 126, 148, "sm_100", f"NVIDIA HGX B200 data sheet; {_SEEN}"),
         _gpu("GB200", 184.31, 8.0, 2500, 5000, 126, 152, "sm_100", f"NVIDIA GB200 NVL72 data sheet, per GPU; {_SEEN}"),
         _gpu("B300", 267.69, 8.0, 2250, 4500, 126, 148, "sm_103", f"NVIDIA HGX B300 data sheet; {_SEEN}"),
+        _gpu("GB300", 276.50, 8.0, 2500, 5000, 126, 152, "sm_103", f"NVIDIA GB300 NVL72 data sheet, per GPU; {_SEEN}"),
         _gpu("RTX-PRO-6000", 94.97, 1.792, 503.8, 1007.6, 128, 188, "sm_120", f"RTX PRO 6000 Blackwell sheet; {_SEEN}"),
         _gpu(
             "GB10", 119.70, 0.273, 125, 250, 24, 48, "sm_121", f"DGX Spark data sheet (1 PFLOP/s sparse fp4); {_SEEN}"

@@ -78,7 +78,7 @@ def test_bf16_main_pages_are_twice_a_512_byte_row() -> None:
 
 def test_a_pipeline_stage_keeps_the_groups_but_only_its_own_pages() -> None:
     whole = build_layout(FLASH)
-    parts = [build_layout(FLASH, stage=range(0, 22)), build_layout(FLASH, stage=range(22, 43))]
+    parts = [build_layout(FLASH, stage=range(22)), build_layout(FLASH, stage=range(22, 43))]
     for group in whole.groups:
         assert sum(part.group(group.name).bytes for part in parts) == group.bytes
 

@@ -1,0 +1,163 @@
+"""llama.cpp and ik_llama.cpp: one buffer per kind of cache, sized for the whole context when the server starts.
+
+llama.cpp keeps compressed entries and a sliding window, in cells padded to 256. ik_llama.cpp keeps the uncompressed key
+of every token as well, which outweighs the rest by far.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+
+from dsv4_kernels.formats import HEAD_DIM, INDEX_DIM
+
+from dsv4bench.errors import UserError
+from dsv4bench.memory.deployment import Deployment
+from dsv4bench.memory.ideal import EntryBytes, layer_bytes
+from dsv4bench.memory.usage import Capacity, LayerBytes, Usage
+from dsv4bench.model.shape import LayerKind
+
+CACHE_TYPES = {"f16": Fraction(2), "q8_0": Fraction(34, 32)}
+"""Bytes per element of a ``--cache-type``; q8_0 stores 32 elements in 34 bytes."""
+VERSIONS = "none: leave the @ out"
+CELL_PAD = 256
+V32_LATENT = 576
+
+
+@dataclass(frozen=True)
+class LlamaCpp:
+    """Either of the two.
+
+    Attributes:
+        name: ``llama.cpp`` or ``ik_llama.cpp``.
+        raw_keys: whether the key of every token is kept uncompressed.
+    """
+
+    name: str
+    raw_keys: bool
+
+    options = frozenset({"cache_type", "window_cells"})
+
+    @property
+    def title(self) -> str:
+        """Its name."""
+        return self.name
+
+    def check(self, deployment: Deployment) -> None:
+        """Refuse unknown cache types and V3.2 in ik_llama.cpp.
+
+        Raises:
+            UserError: as said.
+        """
+        if deployment.cache_type not in CACHE_TYPES:
+            raise UserError(f"--cache-type must be {' or '.join(CACHE_TYPES)}, got {deployment.cache_type!r}")
+        if self.raw_keys and not deployment.shape.is_v4:
+            raise UserError(
+                f"{self.name}: no source says how it caches V3.2; known for V3.2 are vllm, sglang, llama.cpp"
+            )
+
+    def entry_bytes(self, deployment: Deployment) -> EntryBytes:
+        """Entries of ``cache_type`` elements."""
+        each = CACHE_TYPES[deployment.cache_type]
+        return EntryBytes((HEAD_DIM if deployment.shape.is_v4 else V32_LATENT) * each, INDEX_DIM * each)
+
+    def usage(self, deployment: Deployment, context: int) -> Usage:
+        """Buffers of one sequence of ``context`` tokens."""
+        layers = tuple(self._layer_bytes(deployment, i, kind, context) for i, kind in enumerate(deployment.layers))
+        return Usage(layers, terms=self._terms(deployment, context))
+
+    def capacity(self, deployment: Deployment, available: int, num_blocks: int | None = None) -> Capacity:
+        """One sequence per server slot: how many buffers of max_model_len fit."""
+        if num_blocks is not None:
+            raise UserError(f"--num-blocks: {self.name} has no blocks; give --available")
+        length = deployment.max_model_len
+        if length < 1:
+            raise UserError(f"--max-model-len must be at least 1, got {length}")
+        size = self.usage(deployment, length).total
+        slots = available // size
+        low, high = 0, deployment.shape.max_positions * 64
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.usage(deployment, middle).total <= available else (low, middle - 1)
+        return Capacity(
+            available_bytes=available,
+            max_model_len=length,
+            concurrency=float(slots),
+            kv_cache_tokens=slots * length,
+            largest_context=low,
+            terms=(*self._terms(deployment, length), f"slots = ⌊{available:,} / {size:,}⌋ = {slots:,}"),
+        )
+
+    def is_checked(self, deployment: Deployment) -> bool:
+        """Whether a log agrees: Flash in f16 (llama.cpp), Flash in q8_0 (ik_llama.cpp)."""
+        logged = "q8_0" if self.raw_keys else "f16"
+        return deployment.shape.name == "v4-flash" and deployment.cache_type == logged
+
+    def notes(self, deployment: Deployment) -> tuple[str, ...]:
+        """What is left out."""
+        if not deployment.shape.is_v4:
+            return ()
+        if self.raw_keys:
+            return ("raw keys only: its compressed caches and compressor state are not counted, no log sizes them",)
+        return ("compressor state is not counted: llama.cpp's log does not size it",)
+
+    def _layer_bytes(self, d: Deployment, index: int, kind: LayerKind, context: int) -> LayerBytes:
+        entry = self.entry_bytes(d)
+        if self.raw_keys:
+            used = layer_bytes(index, kind, context, entry, d.shape.sliding_window)
+            return LayerBytes(index, kind, main=float(context * entry.main) - used.window, window=used.window)
+        used = layer_bytes(index, kind, context, entry, d.shape.sliding_window)
+        entries = _cells(context, kind.ratio) if kind.ratio else 0
+        reserved = entries * (entry.main + (entry.indexer if kind.has_indexer else 0))
+        if kind is not LayerKind.DSA and context:
+            reserved += _window_cells(d, context) * entry.main
+        return LayerBytes(index, kind, used.main, used.indexer, used.window, padding=float(reserved) - used.total)
+
+    def _terms(self, d: Deployment, context: int) -> tuple[str, ...]:
+        kinds, each = d.layers, CACHE_TYPES[d.cache_type]
+        b, mib = f"{float(each):g}", 2**20
+
+        def line(label: str, count: int, cells: int, dim: int) -> str:
+            return f"{label}: {count}·{cells:,}·{dim}·{b} B = {float(count * cells * dim * each) / mib:,.2f} MiB"
+
+        if self.raw_keys:
+            return (line("raw K", len(kinds), context, HEAD_DIM),)
+        if not d.shape.is_v4:
+            cells = _cells(context, 1)
+            return (line("latent", len(kinds), cells, V32_LATENT), line("indexer", len(kinds), cells, INDEX_DIM))
+        n4, n128 = kinds.count(LayerKind.C4A), kinds.count(LayerKind.C128A)
+        return (
+            line("CSA", n4, _cells(context, 4), HEAD_DIM),
+            line("HCA", n128, _cells(context, 128), HEAD_DIM),
+            line("indexer", n4, _cells(context, 4), INDEX_DIM),
+            line("window", len(kinds), _window_cells(d, context), HEAD_DIM),
+        )
+
+
+def _cells(context: int, ratio: int) -> int:
+    """Cells for a context: entries rounded up, padded to 256."""
+    return ceil(context / (ratio * CELL_PAD)) * CELL_PAD
+
+
+def _window_cells(d: Deployment, context: int) -> int:
+    """Cells of the window cache, which never exceeds the context."""
+    return min(d.window_cells, _cells(context, 1))
+
+
+def llama_cpp(version: str) -> LlamaCpp:
+    """llama.cpp, which has no versions to tell apart.
+
+    Raises:
+        UserError: a version was given.
+    """
+    return _unversioned(LlamaCpp("llama.cpp", raw_keys=False), version)
+
+
+def ik_llama_cpp(version: str) -> LlamaCpp:
+    """ik_llama.cpp, likewise."""
+    return _unversioned(LlamaCpp("ik_llama.cpp", raw_keys=True), version)
+
+
+def _unversioned(engine: LlamaCpp, version: str) -> LlamaCpp:
+    if version:
+        raise UserError(f"unknown {engine.name} version {version!r}; known are {VERSIONS}")
+    return engine

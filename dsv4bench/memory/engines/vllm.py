@@ -1,0 +1,279 @@
+"""vLLM: one pool of blocks that every group of caches draws on, by generation of its allocator.
+
+The arithmetic follows vLLM's planner and agrees with what its servers log (``tests/data/kv_memory.yaml``). Admission
+charges a request for the tokens a scheduler step may have in flight, which is why the logged "GPU KV cache size" is a
+derived number and depends on ``max_model_len``.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from dsv4bench.errors import UserError
+from dsv4bench.memory.deployment import Deployment
+from dsv4bench.memory.ideal import EntryBytes
+from dsv4bench.memory.layout import CacheLayout, Group, build_layout
+from dsv4bench.memory.page import CacheKind
+from dsv4bench.memory.usage import Capacity, LayerBytes, Usage
+
+GENERATION_FROM = (((0, 20), "tuple"), ((0, 22), "bucketed"), ((0, 27), "packed"))
+"""First version of each generation: V4 since 0.20, #44454 in 0.22, #48993 in 0.27."""
+NEWEST_READ = (0, 33)
+"""Newest version whose planner was read; later ones are taken to be alike until a log says otherwise."""
+VERSIONS = "0.20 … 0.33, or tuple, bucketed, packed"
+
+CHECKED = frozenset(
+    {
+        ("packed", "v4-flash", "flashmla", "fp8", "fp8", False),
+        ("packed", "v4-pro", "flashinfer", "fp8", "fp4", False),
+        ("bucketed", "v4-flash", "flashmla", "fp8", "fp8", False),
+        ("bucketed", "v4-flash", "flashmla", "fp8", "fp8", True),
+        ("bucketed", "v4-pro", "flashinfer", "fp8", "fp4", False),
+        ("tuple", "v4-flash", "flashmla", "fp8", "fp8", False),
+    }
+)
+"""Generation, model, layout, main, indexer, MTP for which a server's log agrees."""
+
+
+@dataclass(frozen=True)
+class Vllm:
+    """vLLM's allocator.
+
+    Attributes:
+        version: as given, or "".
+        generation: ``tuple``, ``bucketed`` or ``packed``.
+    """
+
+    version: str
+    generation: str
+
+    options = frozenset(
+        {"layout", "max_num_batched_tokens", "async_scheduling", "in_flight_tokens", "mtp", "tp", "dp", "pp", "dcp"}
+    )
+
+    @property
+    def title(self) -> str:
+        """Name, version and generation."""
+        return f"vLLM {self.version} ({self.generation})" if self.version else f"vLLM ({self.generation})"
+
+    def check(self, deployment: Deployment) -> None:
+        """Refuse precisions the layout lacks; see `build_layout`."""
+        if deployment.layout not in ("flashmla", "flashinfer"):
+            raise UserError(f"--layout must be flashmla or flashinfer, got {deployment.layout!r}")
+        self.layout(deployment)
+
+    def layout(self, deployment: Deployment, stage: range | None = None) -> CacheLayout:
+        """The cache layout of the deployment, or of one of its pipeline stages."""
+        return build_layout(
+            deployment.layers,
+            main=deployment.main,
+            indexer=deployment.indexer,
+            backend=deployment.layout,
+            generation=self.generation,
+            sliding_window=deployment.shape.sliding_window,
+            stage=stage,
+        )
+
+    def entry_bytes(self, deployment: Deployment) -> EntryBytes:
+        """Entry sizes of the layout's formats."""
+        layout = self.layout(deployment)
+        sizes = {page.kind: Fraction(page.entry_bytes) for page in layout.pages}
+        main = next(size for kind, size in sizes.items() if not kind.is_state and not kind.is_indexer)
+        return EntryBytes(main, next((size for kind, size in sizes.items() if kind.is_indexer), Fraction(0)))
+
+    def in_flight(self, deployment: Deployment) -> int:
+        """Tokens admission charges for: a step's, two steps' with async scheduling (``packed`` only)."""
+        if deployment.in_flight_tokens is not None:
+            return deployment.in_flight_tokens
+        doubled = deployment.async_scheduling and self.generation == "packed"
+        return deployment.max_num_batched_tokens * (2 if doubled else 1)
+
+    def usage(self, deployment: Deployment, context: int) -> Usage:
+        """Blocks one decoding request holds, attributed to layers; the unused rest of their slabs is shared."""
+        layout = self.layout(deployment)
+        counts = _group_blocks(layout.groups, context, deployment.decode_tokens, deployment.dcp)
+        layers = [_layer_bytes(layout, i, context, counts, deployment) for i in range(len(layout.layers))]
+        slack = sum(n * (layout.bytes_per_block - layout.group(name).bytes) for name, n in counts.items())
+        blocks = sum(counts.values())
+        terms = (
+            *_block_terms(layout.groups, context, deployment.decode_tokens, deployment.dcp),
+            f"blocks of a decoding request = {' + '.join(f'{n:,}' for n in counts.values())} = {blocks:,}",
+            f"engine bytes = {blocks:,} · {layout.bytes_per_block:,} = {blocks * layout.bytes_per_block:,}",
+        )
+        return Usage(tuple(layers), shared=slack, terms=terms)
+
+    def capacity(self, deployment: Deployment, available: int, num_blocks: int | None = None) -> Capacity:
+        """Blocks, concurrency and the tokens vLLM logs."""
+        layout, length = self.layout(deployment), deployment.max_model_len
+        if length < 1:
+            raise UserError(f"--max-model-len must be at least 1, got {length}")
+        stage_bytes = [self.layout(deployment, stage).bytes_per_block for stage in deployment.stages]
+        size = max(stage_bytes)
+        pool = available // size if num_blocks is None else num_blocks
+        flight = self.in_flight(deployment)
+        counts = _group_blocks(layout.groups, length, flight, deployment.dcp)
+        need = self.blocks_per_request(layout, length, flight, deployment.dcp)
+        held = self.blocks_per_request(layout, length, deployment.decode_tokens, deployment.dcp)
+        return Capacity(
+            available_bytes=available,
+            max_model_len=length,
+            concurrency=pool / need,
+            kv_cache_tokens=pool * length // need,
+            largest_context=self._largest_context(layout, pool, flight, deployment.dcp),
+            num_blocks=pool,
+            bytes_per_block=size,
+            blocks_per_request=need,
+            group_blocks=counts,
+            in_flight_share=max(0.0, (need - held) / need),
+            terms=self._capacity_terms(deployment, layout, stage_bytes, available, num_blocks),
+        )
+
+    def blocks_per_request(self, layout: CacheLayout, length: int, in_flight: int, dcp: int = 1) -> int:
+        """Blocks admission charges: a sum in ``packed``; before, bytes of the groups in units of the full group."""
+        counts = _group_blocks(layout.groups, length, in_flight, dcp)
+        if self.generation == "packed":
+            return sum(counts.values())
+        used = sum(n * layout.group(name).bytes for name, n in counts.items())
+        return -(-used // self._unit(layout))
+
+    def is_checked(self, deployment: Deployment) -> bool:
+        """Whether a case with this generation, model and layout exists."""
+        d = deployment
+        key = (self.generation, d.shape.name, d.layout, d.main, d.indexer, d.mtp > 0)
+        return key in CHECKED and d.pp == 1 and d.dcp == 1
+
+    def notes(self, deployment: Deployment) -> tuple[str, ...]:
+        """What a reader has to know of these figures."""
+        notes = []
+        if deployment.shape.is_v4 and deployment.indexer == "fp4" and self.generation != "packed":
+            notes.append("fp4 saves no memory before vLLM 0.27: an fp4 indexer row still reserves 132 B")
+        if deployment.shape.is_v4 and deployment.dcp > 1:
+            notes.append("no vLLM release serves V4 with decode context parallelism (PR #44573 is open)")
+        if self.generation != "packed":
+            notes.append("vLLM before 0.27 under-counts the blocks of sliding groups; the concurrency is what it logs")
+        if self.version and _parse_version(self.version) > NEWEST_READ:
+            notes.append(f"vLLM {self.version} is newer than what was read (0.33); taken to be alike")
+        return tuple(notes)
+
+    def _unit(self, layout: CacheLayout) -> int:
+        return layout.groups[0].bytes
+
+    def _largest_context(self, layout: CacheLayout, pool: int, in_flight: int, dcp: int) -> int:
+        low, high = 0, max(1, pool) * 256 * dcp
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = self.blocks_per_request(layout, middle, in_flight, dcp) <= pool
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low
+
+    def _capacity_terms(
+        self, d: Deployment, layout: CacheLayout, stage_bytes: list[int], available: int, num_blocks: int | None
+    ) -> tuple[str, ...]:
+        length, flight, size = d.max_model_len, self.in_flight(d), max(stage_bytes)
+        counts = _group_blocks(layout.groups, length, flight, d.dcp)
+        need = self.blocks_per_request(layout, length, flight, d.dcp)
+        pool = available // size if num_blocks is None else num_blocks
+        lines = [f"tokens in flight F = {self._in_flight_term(d)}"]
+        lines += _block_terms(layout.groups, length, flight, d.dcp)
+        if self.generation == "packed":
+            lines.append(f"blocks per request = {' + '.join(f'{n:,}' for n in counts.values())} = {need:,}")
+        else:
+            parts = " + ".join(f"{n:,}·{layout.group(name).bytes:,}" for name, n in counts.items())
+            lines.append(f"blocks per request = ⌈({parts}) / {self._unit(layout):,}⌉ = {need:,}")
+        lines.append(self._block_bytes_term(layout))
+        if d.pp > 1:
+            lines.append(
+                f"bytes per block by pipeline stage: {', '.join(f'{b:,}' for b in stage_bytes)}; largest counts"
+            )
+        if num_blocks is None:
+            lines.append(f"blocks = ⌊{available:,} / {size:,}⌋ = {pool:,}")
+        else:
+            lines.append(f"blocks = {pool:,}, as given")
+        lines.append(f"concurrency = {pool:,} / {need:,} = {pool / need:.2f}")
+        lines.append(f"KV cache tokens, derived = ⌊{pool:,} / {need:,} · {length:,}⌋ = {pool * length // need:,}")
+        return tuple(lines)
+
+    def _in_flight_term(self, d: Deployment) -> str:
+        flight = self.in_flight(d)
+        if d.in_flight_tokens is not None:
+            return f"{flight:,}, as given"
+        doubled = flight != d.max_num_batched_tokens
+        return f"{d.max_num_batched_tokens:,}" + (f" · 2 (async scheduling) = {flight:,}" if doubled else "")
+
+    def _block_bytes_term(self, layout: CacheLayout) -> str:
+        groups = ", ".join(f"{group.name} {group.bytes:,}" for group in layout.groups)
+        how = {
+            "packed": "largest group",
+            "bucketed": "slots of each bucket, as many as any group puts there",
+            "tuple": "slots of one page of every bucket",
+        }[self.generation]
+        return f"bytes per block = {how} = {layout.bytes_per_block:,} (groups: {groups})"
+
+
+def engine(version: str) -> Vllm:
+    """The allocator of a version or of a named generation; the newest one for "".
+
+    Raises:
+        UserError: not a version that serves V4.
+    """
+    if version in ("", *(name for _, name in GENERATION_FROM)):
+        return Vllm("", version or "packed")
+    number = _parse_version(version)
+    generation = next((name for first, name in reversed(GENERATION_FROM) if number >= first), None)
+    if generation is None:
+        raise UserError(f"unknown vLLM version {version!r}; known are {VERSIONS}")
+    return Vllm(version, generation)
+
+
+def _parse_version(text: str) -> tuple[int, ...]:
+    parts = text.removeprefix("v").split(".")
+    if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
+        return (-1,)
+    return int(parts[0]), int(parts[1])
+
+
+def _group_blocks(groups: tuple[Group, ...], context: int, in_flight: int, dcp: int) -> dict[str, int]:
+    """Blocks a request of ``context`` tokens takes of each group; a request without tokens takes none."""
+    counts = {}
+    for group in groups:
+        if context == 0:
+            counts[group.name] = 0
+        elif group.window:
+            counts[group.name] = -(-min(group.window - 1 + in_flight, context) // group.tokens) + 1
+        else:
+            counts[group.name] = -(-context // (group.tokens * dcp))
+    return counts
+
+
+def _block_terms(groups: tuple[Group, ...], context: int, in_flight: int, dcp: int) -> list[str]:
+    counts = _group_blocks(groups, context, in_flight, dcp)
+    lines = []
+    for group in groups:
+        if group.window:
+            formula = f"⌈min({group.window - 1} + {in_flight:,}, {context:,})/{group.tokens}⌉ + 1"
+        else:
+            formula = f"⌈{context:,}/{group.tokens * dcp}⌉"
+        lines.append(f"{group.name}: {formula} = {counts[group.name]:,} blocks")
+    return lines
+
+
+def _layer_bytes(
+    layout: CacheLayout, layer: int, context: int, counts: dict[str, int], deployment: Deployment
+) -> LayerBytes:
+    """Own pages of a layer in the blocks a request holds; what its entries do not fill is padding."""
+    kind = layout.layers[layer]
+    parts = {"main": 0.0, "indexer": 0.0, "window": 0.0, "state": 0.0}
+    reserved = 0
+    for place in (place for group in layout.groups for place in group.placements if place.layer == layer):
+        page, window = layout.page(place.kind), layout.group(place.group).window
+        reserved += counts[place.group] * page.page_bytes
+        held = min(context, window) if window else -(-(context // kind.ratio) // deployment.dcp)
+        parts[_part(place.kind)] += held * page.entry_bytes
+    return LayerBytes(layer, kind, **parts, padding=reserved - sum(parts.values()))
+
+
+def _part(kind: CacheKind) -> str:
+    if kind.is_state:
+        return "state"
+    if kind is CacheKind.WINDOW:
+        return "window"
+    return "indexer" if kind.is_indexer else "main"
