@@ -35,6 +35,7 @@ def paired_evidence(base: Timing, new: Timing) -> Evidence | None:
         estimate=paired_t(ratios),
         base=median(a.median for a, _ in rounds),
         new=median(b.median for _, b in rounds),
+        rounds=len(rounds),
         cycles=fmean(cycles) if cycles else None,
     )
 
@@ -51,6 +52,7 @@ def stored_evidence(history: Sequence[Timing], new: Timing) -> Evidence:
         estimate=prediction(logs, math.log(new.median)),
         base=math.exp(fmean(logs)),
         new=new.median,
+        rounds=len(new.rounds),
         cycles=new_cycles - fmean(cycles) if cycles and new_cycles is not None else None,
         stored=True,
     )

@@ -1,7 +1,7 @@
-"""What stored runs say before statistics: which cases broke, which may not be compared, and the evidence on the rest."""
+"""What stored runs say before statistics: which cases broke, which can't be compared, and the evidence on the rest."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from dsv4bench.analysis.evidence import paired_evidence, stored_evidence, timings
 from dsv4bench.analysis.memory_verdict import judge_memory
@@ -13,7 +13,8 @@ from dsv4bench.analysis.pairing import (
     match,
     version_differences,
 )
-from dsv4bench.analysis.verdict import Evidence, Outcome, Reason, Subject, Verdict
+from dsv4bench.analysis.reason import Reason
+from dsv4bench.analysis.verdict import Evidence, Outcome, Subject, Verdict
 from dsv4bench.results.row import Row, Status, Timing
 from dsv4bench.results.run_directory import Run
 
@@ -79,8 +80,13 @@ def examine(base: Sequence[Run], new: Run) -> Findings:
         findings.remarks[row.case_id] = (*[Reason.VERSION_DIFFERS] * bool(versions), *[Reason.RENAMED] * renamed)
         if renamed:
             findings.notes.append(f"{past[-1].pair.base.label} is now called {row.label}")
+    labels = {case.case_id: case.label for case in new.manifest.planned}
+    for case_id in new.missing:
+        subject = Subject(case_id, "time", labels[case_id])
+        detail = "planned, but the run ended without it"
+        findings.verdicts.append(Verdict(subject, Outcome.FAILED, (Reason.MEASUREMENT_FAILED,), detail=detail))
     for row in matchings[-1].vanished:
-        if row.status is Status.OK:
+        if row.status is Status.OK and row.case_id not in new.missing:
             findings.verdicts.append(_plain(row, Outcome.INCONCLUSIVE, Reason.VANISHED))
     if versions:
         findings.notes.append(f"versions differ: {versions}")
@@ -117,13 +123,15 @@ def _time(row: Row, metric: str, timing: Timing, past: Sequence[_Past], paired: 
         return _plain(row, Outcome.INCONCLUSIVE, Reason.NO_BASELINE, metric=metric)
     here = [item for item in measured if not item.machine]
     if not here:
-        return _plain(row, Outcome.INCOMPARABLE, Reason.FINGERPRINT_DIFFERS, measured[-1].machine, metric)
+        refusal = _plain(row, Outcome.INCOMPARABLE, Reason.FINGERPRINT_DIFFERS, measured[-1].machine, metric)
+        there = measured[-1].timing(metric)
+        return replace(refusal, base=there.median if there else None, new=timing.median)
     alike = [item for item in here if item.pair.base.contract == row.contract]
     if not alike:
         detail = contract_differences(here[-1].pair.base.contract, row.contract)
         return _plain(row, Outcome.INCOMPARABLE, Reason.CONTRACT_DIFFERS, detail, metric)
-    history = [timing for item in alike if (timing := item.timing(metric)) is not None]
-    if any(item.median <= 0 for side in (*history, timing) for item in (side, *side.rounds)):
+    history = [before for item in alike if (before := item.timing(metric)) is not None]
+    if any(median <= 0 for side in (*history, timing) for median in _medians(side)):
         return _plain(row, Outcome.FAILED, Reason.MEASUREMENT_FAILED, "the timer read zero", metric)
     if not paired:
         return stored_evidence(history, timing)
@@ -131,6 +139,10 @@ def _time(row: Row, metric: str, timing: Timing, past: Sequence[_Past], paired: 
     if evidence is None:
         return _plain(row, Outcome.FAILED, Reason.MEASUREMENT_FAILED, "fewer than two rounds have both sides", metric)
     return evidence
+
+
+def _medians(timing: Timing) -> list[float]:
+    return [timing.median, *(item.median for item in timing.rounds)]
 
 
 def _plain(row: Row, outcome: Outcome, reason: Reason, detail: str = "", metric: str = "time") -> Verdict:

@@ -1,25 +1,63 @@
 """The gate's procedure: judge, double the rounds of what is open, confirm what changed.
 
-Measuring more is the caller's business, asked for through callbacks, so that the procedure is the same with a GPU, from files
-alone and in a simulation.
+Measuring more is the caller's business, asked for through callbacks, so that the procedure is the same with a GPU,
+from files alone and in a simulation.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 
+from dsv4bench.analysis.reason import Reason
 from dsv4bench.analysis.statistics import holm
-from dsv4bench.analysis.verdict import Evidence, Limits, Outcome, Reason, Subject, Verdict, confirm, judge
+from dsv4bench.analysis.verdict import Evidence, Limits, Outcome, Subject, Verdict, confirm, exit_code, judge
+from dsv4bench.results.run_directory import Run
 
 DOUBLINGS = 3
 """How often the rounds of an inconclusive case are doubled at most."""
 
 Evidences = Mapping[Subject, Evidence]
-LimitsOf = Callable[[Subject, int], Limits]
-"""Limits of a subject at a number of rounds."""
+LimitsOf = Callable[[Subject, Evidence], Limits]
+"""Limits of a subject, given how many rounds were measured."""
 More = Callable[[Collection[Subject]], Evidences]
 """Double the rounds of subjects; what is returned covers old and new rounds."""
 Again = Callable[[Collection[Subject]], Evidences]
 """Measure subjects once more, in a fresh process."""
+
+
+@dataclass(frozen=True)
+class GateReport:
+    """The gate's result: what every exporter takes.
+
+    Attributes:
+        run: the run under test.
+        base: what it was held against.
+        preset: name of the preset.
+        strict: whether an inconclusive case fails the gate.
+        verdicts: the verdicts, worst first.
+        notes: sentences for the reader.
+    """
+
+    run: Run
+    base: tuple[Run, ...]
+    preset: str
+    strict: bool
+    verdicts: tuple[Verdict, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """0 pass, 1 regression, 3 inconclusive and strict, 4 incomparable, 5 measurement failed."""
+        return exit_code(self.verdicts, strict=self.strict)
+
+    def count(self, outcome: Outcome) -> int:
+        """How many verdicts are of a kind."""
+        return sum(verdict.outcome is outcome for verdict in self.verdicts)
+
+
+def by_severity(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
+    """Verdicts sorted worst first, within an outcome the largest slowdown first."""
+    order = list(Outcome)
+    return tuple(sorted(verdicts, key=lambda item: (order.index(item.outcome), -(item.effect or 0.0), item.subject)))
 
 
 def settle(
@@ -55,8 +93,7 @@ def judge_all(evidence: Evidences, limits_of: LimitsOf) -> dict[Subject, Verdict
     """Judge every subject, with Holm's correction over all of them."""
     adjusted = holm({subject: item.estimate.p_value for subject, item in evidence.items()})
     return {
-        subject: judge(subject, item, limits_of(subject, item.estimate.count), adjusted[subject])
-        for subject, item in evidence.items()
+        subject: judge(subject, item, limits_of(subject, item), adjusted[subject]) for subject, item in evidence.items()
     }
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from dsv4bench.analysis.pairing import Pair
-from dsv4bench.analysis.verdict import Outcome, Reason, Subject, Verdict
+from dsv4bench.analysis.reason import Reason
+from dsv4bench.analysis.verdict import Outcome, Subject, Verdict
 
 MEASURED_TOLERANCE = 0.01
 """Relative difference allowed for bytes that a device reported."""

@@ -1,7 +1,7 @@
 """Which rows of two runs belong together, and whether they may be compared at all.
 
-Rows are matched by case id; what is left over by the case without its provider, so that runs of two providers meet. A case
-that kept its name and changed its definition is not a match: its numbers mean something else.
+Rows are matched by case id; what is left over by the case without its provider, so that runs of two providers meet. A
+case that kept its name and changed its definition is not a match: its numbers mean something else.
 """
 
 from collections import Counter
@@ -78,7 +78,8 @@ def case_differences(base: Row, new: Row) -> str:
 def fingerprint(manifest: Manifest) -> dict[str, object]:
     """What two machines must share for their times to be compared.
 
-    For a GPU its name, SM count, memory, power limit, ECC and MIG mode; for a run on the CPU the processor and its count.
+    For a GPU its name, SM count, memory, power limit, ECC and MIG mode; for a run on the CPU the processor's name and
+    how many there are.
     """
     environment = manifest.environment
     gpu = environment.gpu

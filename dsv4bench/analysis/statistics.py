@@ -1,8 +1,8 @@
 """The few statistics that verdicts rest on: the paired t interval, the prediction interval and Holm's correction.
 
-Times are compared as logarithms of ratios, so that +5 % and −5 % are mirror images and rounds weigh alike whatever a case
-costs. The paired t interval is taken because it keeps its coverage at few rounds: a percentile bootstrap covers 84 % at
-five rounds, pooled rank tests call a third of identical pairs different.
+Times are compared as logarithms of ratios, so that +5 % and −5 % are mirror images and rounds weigh alike whatever a
+case costs. The paired t interval is taken because it keeps its coverage at few rounds: a percentile bootstrap covers
+84 % at five rounds, pooled rank tests call a third of identical pairs different.
 """
 
 import math

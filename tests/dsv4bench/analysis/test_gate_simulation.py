@@ -27,7 +27,7 @@ def simulated(random: np.random.Generator, effect: float, rounds: int, sigma: fl
 
 def evidence_of(ratios: list[float]) -> Evidence:
     estimate = paired_t(ratios)
-    return Evidence(estimate, BASE, BASE * (1 + estimate.effect), cycles=estimate.log_effect)
+    return Evidence(estimate, BASE, BASE * (1 + estimate.effect), len(ratios), cycles=estimate.log_effect)
 
 
 def outcome(random: np.random.Generator, effect: float, *, doubling: bool) -> tuple[Outcome, int]:

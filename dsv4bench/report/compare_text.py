@@ -1,0 +1,119 @@
+"""A comparison of runs as terminal table, Markdown, CSV or JSON."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from dsv4bench.analysis.compare import Comparison
+from dsv4bench.analysis.verdict import Verdict
+from dsv4bench.report.quantity import change
+from dsv4bench.report.verdict_cells import MARK, figure, interval_of, speedup, why
+from dsv4bench.report.verdict_json import verdict_record
+from dsv4bench.report.verdict_markdown import environment, folded
+from dsv4bench.report.verdict_table import STYLE
+from dsv4bench.results.run_directory import Run
+
+
+def run_names(runs: Sequence[Run]) -> list[str]:
+    """Short, distinct names of runs: the folder's or file's own, or the whole path where those agree."""
+    short = [run.path.stem for run in runs]
+    return short if len(set(short)) == len(short) else [str(run.path) for run in runs]
+
+
+def compare_table(names: Sequence[str], comparisons: Sequence[Comparison]) -> Table:
+    """For a terminal: base, then time, change and verdict of each other run."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("case", overflow="fold")
+    table.add_column(names[0], justify="right", no_wrap=True)
+    for name in names[1:]:
+        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("change", justify="right", no_wrap=True)
+        table.add_column("95 % interval", justify="right", no_wrap=True)
+        table.add_column("verdict", overflow="fold")
+    for item in comparisons:
+        cells = [_name(item).replace("[", r"\["), _base(item)]
+        for verdict in item.verdicts:
+            if verdict is None:
+                cells += ["–"] * 4
+            else:
+                outcome = f"[{STYLE[verdict.outcome]}]{verdict.outcome.value}[/]"
+                cells += [figure(verdict.subject, verdict.new), change(verdict.effect), interval_of(verdict)]
+                cells.append(f"{outcome}: {why(verdict)}")
+        table.add_row(*cells)
+    return table
+
+
+def compare_markdown(runs: Sequence[Run], comparisons: Sequence[Comparison], notes: Sequence[str]) -> str:
+    """For a pull request: before, after, change, speedup, verdict; environment folded away."""
+    names = run_names(runs)
+    heads = ["Case", names[0]]
+    for name in names[1:]:
+        heads += [name, "Change", "95 % interval", "Speedup", "Verdict"]
+    lines = [_line(heads), _line(["---", *["---:"] * (len(heads) - 1)])]
+    for item in comparisons:
+        cells = [f"`{_name(item)}`", _base(item)]
+        for verdict in item.verdicts:
+            cells += ["–"] * 5 if verdict is None else _markdown_cells(verdict)
+        lines.append(_line(cells))
+    parts = ["\n".join(lines), "\n".join(f"- {note}" for note in notes)]
+    parts += [folded(f"Environment of {name}", environment(run)) for name, run in zip(names, runs, strict=True)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def compare_csv(names: Sequence[str], comparisons: Sequence[Comparison]) -> str:
+    """For a spreadsheet: a line per case and run, SI units."""
+    text = io.StringIO()
+    fields = ("case", "metric", "run", "base", "new", "effect", "lower", "upper", "outcome", "reasons", "detail")
+    writer = csv.DictWriter(text, fields, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    for item in comparisons:
+        for name, verdict in zip(names[1:], item.verdicts, strict=True):
+            if verdict is not None:
+                record = verdict_record(verdict)
+                record |= {"case": item.name, "run": name, "reasons": " ".join(record["reasons"])}
+                writer.writerow(record)
+    return text.getvalue()
+
+
+def compare_json(names: Sequence[str], comparisons: Sequence[Comparison], notes: Sequence[str]) -> str:
+    """For a script: every case with its verdict for each run, SI units."""
+    record = {
+        "base": names[0],
+        "runs": list(names[1:]),
+        "cases": [
+            {
+                "case": item.name,
+                "metric": item.metric,
+                "base": item.base,
+                "verdicts": [verdict and verdict_record(verdict) for verdict in item.verdicts],
+            }
+            for item in comparisons
+        ],
+        "notes": list(notes),
+    }
+    return json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _name(item: Comparison) -> str:
+    return item.name if item.metric == "time" else f"{item.name} [{item.metric}]"
+
+
+def _base(item: Comparison) -> str:
+    return figure(item.worst.subject, item.base)
+
+
+def _markdown_cells(verdict: Verdict) -> list[str]:
+    return [
+        figure(verdict.subject, verdict.new),
+        change(verdict.effect),
+        interval_of(verdict),
+        speedup(verdict),
+        f"{MARK[verdict.outcome]} {verdict.outcome.value}: {why(verdict)}".replace("|", r"\|"),
+    ]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,71 @@
+"""The cells that every table of verdicts shares, as text."""
+
+from dsv4bench.analysis.reason import MEANING, Reason
+from dsv4bench.analysis.verdict import Outcome, Subject, Verdict
+from dsv4bench.report.quantity import change, interval, seconds, share
+from dsv4bench.scenario.sizes import format_bytes
+
+MARK = {
+    Outcome.REGRESSED: "❌",
+    Outcome.FAILED: "💥",
+    Outcome.INCOMPARABLE: "⛔",
+    Outcome.INCONCLUSIVE: "❔",
+    Outcome.FASTER: "🚀",
+    Outcome.PASS: "✅",
+}
+"""A sign for each outcome, in Markdown."""
+
+REMARKS = (Reason.NO_CLOCK, Reason.VERSION_DIFFERS, Reason.RENAMED)
+"""Reasons that decide nothing and stand in no table's cell."""
+
+
+def figure(subject: Subject, value: float | None) -> str:
+    """A time or a number of bytes, by what the subject measures."""
+    if value is None:
+        return "–"
+    return format_bytes(value) if subject.metric.startswith("memory") else seconds(value)
+
+
+def name(subject: Subject) -> str:
+    """The case, with what was measured unless that is its whole time."""
+    return subject.label if subject.metric == "time" else f"{subject.label} [{subject.metric}]"
+
+
+def speedup(verdict: Verdict) -> str:
+    """Base over new: ``1.04×``."""
+    return f"{verdict.base / verdict.new:.2f}×" if verdict.base and verdict.new else "–"
+
+
+def interval_of(verdict: Verdict) -> str:
+    """The 95 % interval of the change."""
+    if verdict.evidence is None:
+        return "–"
+    return interval(verdict.evidence.estimate.lower, verdict.evidence.estimate.upper)
+
+
+def why(verdict: Verdict) -> str:
+    """The deciding reason codes, and what differs."""
+    codes = ", ".join(reason.value for reason in verdict.reasons if reason not in REMARKS)
+    return f"{codes}: {verdict.detail}" if verdict.detail else codes
+
+
+def explanation(verdict: Verdict) -> list[str]:
+    """The whole decision in sentences, numbers put in."""
+    lines = []
+    if (evidence := verdict.evidence) is not None and (limits := verdict.limits) is not None:
+        estimate = evidence.estimate
+        what = f"{estimate.count} stored runs" if evidence.stored else f"{estimate.count} interleaved rounds"
+        lines.append(
+            f"{seconds(evidence.base)} → {seconds(evidence.new)}: {change(estimate.effect)}, "
+            f"95 % interval {interval_of(verdict)} over {what}, p = {estimate.p_value:.2g}"
+        )
+        lines.append(
+            f"absolute change {1e6 * evidence.absolute:+.3f} µs; tolerance {share(limits.tolerance)}, "
+            f"floor {seconds(limits.floor)}"
+        )
+        if evidence.cycles is not None:
+            lines.append(f"in clock cycles: {100 * evidence.cycles:+.2f} %")
+    elif verdict.base is not None and verdict.new is not None:
+        lines.append(f"{figure(verdict.subject, verdict.base)} → {figure(verdict.subject, verdict.new)}")
+    lines += [f"{reason.value}: {MEANING[reason]}" for reason in verdict.reasons]
+    return [*lines, verdict.detail] if verdict.detail else lines

@@ -1,0 +1,90 @@
+"""The gate's result as Markdown, in the form that kernel pull requests are reviewed in: before, after, speedup."""
+
+from collections.abc import Iterable
+
+from dsv4bench.analysis.gate import GateReport
+from dsv4bench.analysis.verdict import Outcome, Verdict
+from dsv4bench.report.quantity import change
+from dsv4bench.report.verdict_cells import MARK, explanation, figure, interval_of, name, speedup, why
+from dsv4bench.results.run_directory import Run
+
+HEADLINE = {
+    0: "no regression",
+    1: "regression",
+    3: "inconclusive",
+    4: "incomparable",
+    5: "measurement failed",
+}
+"""What each exit code of the gate means, in a title."""
+
+
+def gate_markdown(report: GateReport) -> str:
+    """The whole report: headline, table of what needs attention, the rest folded away, environment."""
+    title = f"{report.run.manifest.scenario_name}: {HEADLINE[report.exit_code]}"
+    mark = "✅" if report.exit_code == 0 else "❌"
+    counts = ", ".join(
+        f"{number} {outcome.value}" for outcome in Outcome if (number := report.count(outcome))
+    )  # fmt: skip
+    loud = [verdict for verdict in report.verdicts if verdict.outcome is not Outcome.PASS]
+    quiet = [verdict for verdict in report.verdicts if verdict.outcome is Outcome.PASS]
+    parts = [f"### {mark} {title}", f"{counts}. {against(report)}"]
+    if loud:
+        parts.append(verdict_rows(loud))
+    if quiet:
+        parts.append(folded(f"{len(quiet)} passed", verdict_rows(quiet)))
+    if loud:
+        parts.append(folded("Decisions", "\n".join(_decision(verdict) for verdict in loud)))
+    parts += [f"- {note}" for note in report.notes]
+    parts.append(folded("Environment", environment(report.run)))
+    return "\n\n".join(parts) + "\n"
+
+
+def verdict_rows(verdicts: Iterable[Verdict]) -> str:
+    """Verdicts as a Markdown table, in the order given."""
+    lines = [
+        "| | Case | Before | After | Change | 95 % interval | Speedup | Why |",
+        "|---|---|---:|---:|---:|---:|---:|---|",
+    ]
+    for verdict in verdicts:
+        cells = (
+            f"{MARK[verdict.outcome]} {verdict.outcome.value}",
+            f"`{name(verdict.subject)}`",
+            figure(verdict.subject, verdict.base),
+            figure(verdict.subject, verdict.new),
+            change(verdict.effect),
+            interval_of(verdict),
+            speedup(verdict),
+            why(verdict).replace("|", r"\|"),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def against(report: GateReport) -> str:
+    """What the run was held against, in a sentence."""
+    if len(report.base) == 1 and report.base[0].manifest.run_id == report.run.manifest.run_id:
+        return f"Both sides measured in interleaved rounds; preset {report.preset}."
+    runs = f"{len(report.base)} stored run{'s' if len(report.base) != 1 else ''}"
+    return f"Held against {runs} of {report.run.manifest.scenario_name}; preset {report.preset}."
+
+
+def environment(run: Run) -> str:
+    """Where the numbers come from, as a list."""
+    found = run.manifest.environment
+    machine = found.gpu.name if found.gpu else found.cpu or found.platform
+    versions = {"driver": found.driver, "CUDA": found.cuda, "torch": found.torch, "triton": found.triton}
+    versions |= {"vllm": found.vllm, "dsv4bench": found.release}
+    lines = [f"- {machine}", f"- {', '.join(f'{key} {value}' for key, value in versions.items() if value)}"]
+    if found.git_sha:
+        lines.append(f"- commit {found.git_sha[:12]}{' with uncommitted changes' if found.git_dirty else ''}")
+    return "\n".join([*lines, f"- `{' '.join(run.manifest.argv)}`"])
+
+
+def folded(summary: str, body: str) -> str:
+    """A section that opens on a click."""
+    return f"<details><summary>{summary}</summary>\n\n{body}\n\n</details>"
+
+
+def _decision(verdict: Verdict) -> str:
+    lines = "\n".join(f"  - {line}" for line in explanation(verdict))
+    return f"- `{name(verdict.subject)}` is {verdict.outcome.value}\n{lines}"

@@ -1,0 +1,78 @@
+from collections.abc import Collection
+
+from dsv4bench.analysis.evidence import paired_evidence
+from dsv4bench.analysis.gate import DOUBLINGS, by_severity, settle
+from dsv4bench.analysis.reason import Reason
+from dsv4bench.analysis.verdict import PRESETS, Evidence, Outcome, Subject, Verdict
+from tests.dsv4bench.stored_runs import around, shuffled, timing
+
+CLEAR, NOISY = Subject("1", "time", "clear"), Subject("2", "time", "noisy")
+
+
+def measured(change: float, spread: float = 0.002, count: int = 10) -> Evidence:
+    evidence = paired_evidence(
+        timing(around(1e-4, count, spread)), timing(shuffled(1e-4 * (1 + change), count, spread))
+    )
+    assert evidence is not None
+    return evidence
+
+
+def default_limits(*_):
+    return PRESETS["default"]
+
+
+def test_only_open_cases_are_doubled_and_only_until_they_are_settled():
+    asked: list[set[str]] = []
+
+    def more(subjects: Collection[Subject]) -> dict[Subject, Evidence]:
+        asked.append({subject.label for subject in subjects})
+        return {subject: measured(0.0, 0.2 if len(asked) == 1 else 0.01, 20) for subject in subjects}
+
+    verdicts = settle({CLEAR: measured(0.0), NOISY: measured(0.0, 0.2)}, default_limits, more)
+    assert asked == [{"noisy"}, {"noisy"}]
+    assert [verdict.outcome for verdict in verdicts] == [Outcome.PASS, Outcome.PASS]
+
+
+def test_rounds_are_doubled_at_most_three_times():
+    calls = []
+
+    def more(subjects: Collection[Subject]) -> dict[Subject, Evidence]:
+        calls.append(subjects)
+        return {subject: measured(0.0, 0.2) for subject in subjects}
+
+    [verdict] = settle({NOISY: measured(0.0, 0.2)}, default_limits, more)
+    assert len(calls) == DOUBLINGS == 3
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+
+
+def test_changes_in_both_directions_are_measured_again_and_nothing_else_is():
+    faster = Subject("3", "time", "faster")
+    asked: list[Subject] = []
+
+    def again(subjects: Collection[Subject]) -> dict[Subject, Evidence]:
+        asked.extend(subjects)
+        return {CLEAR: measured(0.05), faster: measured(-0.05)}
+
+    evidence = {CLEAR: measured(0.05), NOISY: measured(0.0), faster: measured(-0.05)}
+    verdicts = settle(evidence, default_limits, again=again)
+    assert asked == [CLEAR, faster]
+    assert [verdict.outcome for verdict in verdicts] == [Outcome.REGRESSED, Outcome.PASS, Outcome.FASTER]
+    assert all(Reason.CONFIRMED in verdicts[index].reasons for index in (0, 2))
+
+
+def test_a_case_missing_from_the_second_measurement_stays_unconfirmed():
+    [verdict] = settle({CLEAR: measured(0.05)}, default_limits, again=lambda _: {})
+    assert (verdict.outcome, verdict.reasons[-1]) == (Outcome.REGRESSED, Reason.UNCONFIRMED)
+
+
+def test_the_worst_comes_first_and_within_an_outcome_the_largest_slowdown():
+    def of(outcome: Outcome, base: float, new: float) -> Verdict:
+        return Verdict(Subject(f"{base}{new}", "memory.engine", ""), outcome, (), base=base, new=new)
+
+    verdicts = [
+        of(Outcome.PASS, 10, 11),
+        of(Outcome.REGRESSED, 10, 12),
+        of(Outcome.FAILED, 10, 10),
+        of(Outcome.REGRESSED, 10, 15),
+    ]
+    assert [verdict.new for verdict in by_severity(verdicts)] == [15, 12, 10, 11]
