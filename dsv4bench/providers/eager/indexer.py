@@ -33,15 +33,15 @@ def indexer_key_insert(
 
     Args:
         index_k: [T, 128].
-        norm_weight: fp32 [128].
-        norm_bias: fp32 [128].
+        norm_weight: [128].
+        norm_bias: [128].
         positions: int64 [T].
         cos_sin: fp32 [rows, 64].
         cache: written at ``slots``.
         slots: int64 [T]; −1 writes nothing.
         eps: of the norm.
     """
-    normed = layer_norm(index_k.float(), (index_k.shape[-1],), norm_weight, norm_bias, eps)
+    normed = layer_norm(index_k.float(), (index_k.shape[-1],), norm_weight.float(), norm_bias.float(), eps)
     write_entries(cache, slots, rotate(normed, positions, cos_sin, style="half"))
 
 

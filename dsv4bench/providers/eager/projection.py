@@ -4,6 +4,8 @@ import torch
 from dsv4_kernels.formats import INDEX_DIM
 from torch.nn.functional import linear
 
+from dsv4bench.providers.eager.products import has_mixed_products
+
 WIDEN_ROWS = 256
 """Weight rows that are widened at a time on a CPU: 4 MiB temporaries are reused by the allocator, which makes the
 compressor projection 3.5× faster than widening the whole weight (11 ms to 3 ms at 2048 × 4096)."""
@@ -24,7 +26,7 @@ def project_fp32(*, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     Returns:
         fp32 [T, 2·coff·d], ``[kv | score]``.
     """
-    if x.is_cuda and x.dtype == weight.dtype == torch.bfloat16:
+    if has_mixed_products(x.device) and x.dtype == weight.dtype == torch.bfloat16:
         return torch.mm(x, weight.T, out_dtype=torch.float32)
     wide = x.float()
     return torch.cat([linear(wide, rows.float()) for rows in torch.split(weight, WIDEN_ROWS)], dim=-1)

@@ -42,7 +42,7 @@ def query_norm_rope_insert(
     Returns:
         Rotated queries [T, H, 512].
     """
-    write_entries(window_cache, window_slots, rotate(kv, positions, cos_sin))
+    write_entries(window_cache, window_slots, rotate(kv.float(), positions, cos_sin))
     normed = rms_norm(q.float(), (q.shape[-1],), None, eps)
     return rotate(normed.to(q.dtype), positions, cos_sin)
 
@@ -64,5 +64,5 @@ def latent_insert(
     slots: torch.Tensor,
 ) -> None:
     """V3.2: insert ``[kv 512 | RoPE(k_pe) 64]`` of every token at ``slots``; k_pe is the tail of ``qkv_latent``."""
-    k_pe = rotate(qkv_latent[:, -cos_sin.shape[-1] :], positions, cos_sin)
-    write_entries(cache, slots, torch.cat((kv, k_pe), dim=-1))
+    k_pe = rotate(qkv_latent[:, -cos_sin.shape[-1] :].float(), positions, cos_sin)
+    write_entries(cache, slots, torch.cat((kv.float(), k_pe), dim=-1))
