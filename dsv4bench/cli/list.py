@@ -1,16 +1,20 @@
 """``dsv4bench list``: what there is to choose from."""
 
+from typing import Annotated
+
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from dsv4bench.model.shape import PRESETS
+from dsv4bench.model.schedule import DEFAULT, SCHEDULES, Launch, Schedule, levels, make_schedule
+from dsv4bench.model.shape import PRESETS, LayerKind
 from dsv4bench.model.stage import STAGES
 from dsv4bench.providers.registry import list_providers
 from dsv4bench.scenario.expand import expand
 from dsv4bench.scenario.loader import load_scenario, shipped_scenarios
 
-app = typer.Typer(no_args_is_help=True, help="List providers, scenarios, models or stages.")
+app = typer.Typer(no_args_is_help=True, help="List providers, scenarios, models, stages or schedules.")
 
 
 def _print(table: Table) -> None:
@@ -68,3 +72,36 @@ def stages() -> None:
         for stage in of_kind:
             table.add_row(stage.name, " ".join(sorted(stage.reads)), " ".join(sorted(stage.writes)))
         _print(table)
+
+
+@app.command()
+def schedules(
+    graph: Annotated[bool, typer.Option("--graph", help="Draw each: streams side by side, time downwards.")] = False,
+    layer: Annotated[list[LayerKind] | None, typer.Option("--layer", help="Only these layer kinds.")] = None,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Of the step; multi3 has a threshold.")] = 1,
+) -> None:
+    """Stream schedules of each layer kind: their streams, and the stages that wait for another stream."""
+    found = [make_schedule(name, kind, tokens) for kind in layer or LayerKind for name in SCHEDULES]
+    if not graph:
+        table = Table("layer", "schedule", "streams", "waits", box=None, header_style="bold")
+        for schedule in found:
+            waits = sum(len(launch.after) for launch in schedule.launches)
+            table.add_row(schedule.kind.value, schedule.name, ", ".join(schedule.streams), str(waits))
+        _print(table)
+        return
+    for schedule in found:
+        if schedule.streams != (DEFAULT,):
+            _print(_drawn(schedule))
+
+
+def _drawn(schedule: Schedule) -> Table:
+    """A column per stream, a row per level; what a stage waits for stands below it."""
+    title = f"{schedule.kind} {schedule.name}"
+    table = Table(*schedule.streams, title=title, title_justify="left", box=SIMPLE_HEAD, header_style="bold")
+    for row in levels(schedule):
+        table.add_row(*(_cell(row[stream]) if stream in row else "" for stream in schedule.streams))
+    return table
+
+
+def _cell(launch: Launch) -> str:
+    return "\n".join((launch.stage, *(f"[dim]└ after {name}[/dim]" for name in launch.after)))
