@@ -6,6 +6,7 @@ powers of two (``1K`` = 1024, ``1M`` = 1,048,576). Bytes need a unit that says w
 
 import re
 from fractions import Fraction
+from math import copysign, floor
 
 from dsv4bench.errors import UserError
 
@@ -65,8 +66,14 @@ def format_bytes(count: float, digits: int = 2) -> str:
     """``9.62 GiB``, ``8.13 MiB``, ``584 B``: the largest binary unit that leaves at least 1."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if abs(count) >= _BYTE_UNITS[unit]:
-            return f"{count / _BYTE_UNITS[unit]:,.{digits}f} {unit}"
+            return f"{half_up(count / _BYTE_UNITS[unit], digits):,.{digits}f} {unit}"
     return f"{count:,.0f} B"
+
+
+def half_up(value: float, digits: int) -> float:
+    """Round as people do, 7.625 to 7.63, where formatting alone would round to even."""
+    scale = 10.0**digits
+    return copysign(floor(abs(value) * scale + 0.5) / scale, value)
 
 
 def _split(text: str | int, name: str, expected: str) -> tuple[Fraction, str]:

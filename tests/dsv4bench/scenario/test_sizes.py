@@ -66,7 +66,7 @@ def test_formatted_token_counts_parse_back_to_the_same_number(count: int) -> Non
     [
         (0, "0 B"),
         (584, "584 B"),
-        (8_519_680, "8.12 MiB"),
+        (8_519_680, "8.13 MiB"),
         (10_334_371_840, "9.62 GiB"),
         (2**40, "1.00 TiB"),
         (-2048, "-2.00 KiB"),

@@ -1,0 +1,99 @@
+"""From a GPU to the memory its cache gets: what is taken off, line by line, given or computed or not counted."""
+
+from dataclasses import dataclass
+
+from dsv4bench.errors import UserError
+from dsv4bench.memory.deployment import Deployment
+from dsv4bench.memory.workspaces import Workspace, computed_workspaces
+from dsv4bench.model.gpus import Gpu
+
+VLLM_LOGITS_BUDGET = 512 * 2**20
+"""vLLM chunks the prefill's indexer logits to VLLM_SPARSE_INDEXER_MAX_LOGITS_MB, 512 by default."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """Sizes per GPU that only a deployment knows; None where they were not given.
+
+    Attributes:
+        weights: model weights.
+        activations: peak activations, as profiled.
+        cuda_graphs: CUDA-graph pool.
+    """
+
+    weights: int | None = None
+    activations: int | None = None
+    cuda_graphs: int | None = None
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The memory of one GPU.
+
+    Attributes:
+        gpu: which; None where the cache's memory was given as such.
+        count: how many GPUs.
+        utilization: share of the memory the engine may use.
+        lines: what is taken off it.
+        available_bytes: what is left for the cache.
+    """
+
+    gpu: Gpu | None
+    count: int
+    utilization: float
+    lines: tuple[Workspace, ...]
+    available_bytes: int
+
+
+def given_budget(available: int, deployment: Deployment) -> Budget:
+    """The budget of a deployment whose available cache memory is known, as an engine logs it; nothing is taken off."""
+    count = deployment.tp * deployment.dp * deployment.pp
+    return Budget(None, count, 1.0, computed_workspaces(deployment), available)
+
+
+def gpu_budget(
+    deployment: Deployment, gpu: Gpu, count: int, utilization: float, given: Given, logits_budget: int | None
+) -> Budget:
+    """What a GPU leaves for the cache.
+
+    Args:
+        deployment: model, context and step size, parallel sizes.
+        gpu: the GPU.
+        count: how many; tp · dp · pp.
+        utilization: share the engine may use, above 0 and at most 1.
+        given: sizes the caller knows.
+        logits_budget: bytes the indexer's logits are chunked to; None if they are not.
+
+    Raises:
+        UserError: counts or shares that do not fit, or nothing left.
+    """
+    ranks = deployment.tp * deployment.dp * deployment.pp
+    if count != ranks:
+        sizes = f"tp {deployment.tp} · dp {deployment.dp} · pp {deployment.pp} = {ranks}"
+        raise UserError(f"--gpu: {count} GPUs, but {sizes}; make them equal")
+    if not 0 < utilization <= 1:
+        raise UserError(f"--utilization must be above 0 and at most 1, got {utilization}")
+    lines = (
+        _given_line("weights", given.weights, "--weights"),
+        _given_line("activations", given.activations, "--activations"),
+        _given_line("CUDA graphs", given.cuda_graphs, "--cuda-graphs"),
+        *(_chunked(line, logits_budget) for line in computed_workspaces(deployment)),
+    )
+    usable = int(gpu.memory_bytes * utilization)
+    available = usable - sum(line.bytes or 0 for line in lines)
+    if available <= 0:
+        taken = f"{usable - available:,} B are taken off"
+        raise UserError(f"nothing is left for the cache: {usable:,} B are usable on a {gpu.name}, {taken} before it")
+    return Budget(gpu, count, utilization, lines, available)
+
+
+def _given_line(name: str, size: int | None, flag: str) -> Workspace:
+    return Workspace(name, size, "as given" if size is not None else f"not counted: give {flag}")
+
+
+def _chunked(line: Workspace, budget: int | None) -> Workspace:
+    if line.name != "indexer logits" or budget is None or line.bytes is None or line.bytes <= budget:
+        return line
+    return Workspace(
+        line.name, budget, f"chunked; whole: {line.how.removesuffix(', if not chunked')} = {line.bytes:,} B"
+    )

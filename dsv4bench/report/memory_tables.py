@@ -1,0 +1,291 @@
+"""The tables of ``memory``: layers, kinds, pages or totals, then capacity and budget, for people and for CSV."""
+
+from collections.abc import Callable
+
+from dsv4bench.memory.account import Account, View
+from dsv4bench.memory.budget import Budget
+from dsv4bench.memory.page import BUCKETS, CACHES
+from dsv4bench.memory.usage import PARTS, Capacity, LayerBytes
+from dsv4bench.report.sections import Section
+from dsv4bench.scenario.sizes import format_bytes, format_tokens, half_up
+
+
+def memory_sections(account: Account, by: str, *, explain: bool, defaulted: bool) -> list[Section]:
+    """The report of an accounting; the first section is the table that ``--format csv`` writes.
+
+    Args:
+        account: what to print.
+        by: ``layer``, ``kind``, ``page`` or ``total``.
+        explain: whether to show each term with its numbers.
+        defaulted: whether the precision of main entries is the default and not the user's choice.
+    """
+    main = _TABLES[by](account)
+    sections = [
+        Section(
+            heading(account, defaulted=defaulted),
+            main.columns,
+            main.rows,
+            main.raw_columns,
+            main.raw,
+            footer=main.footer,
+        )
+    ]
+    sections.append(Section(lines=(*_summary(account), *main.lines)))
+    if account.capacity is not None:
+        sections.append(_capacity(account, account.capacity))
+    if account.budget is not None:
+        sections.append(_budget(account.budget))
+    if explain:
+        sections.append(_explanation(account))
+    if account.notes:
+        sections.append(Section(lines=tuple(f"note: {note}" for note in account.notes)))
+    return sections
+
+
+def heading(account: Account, *, defaulted: bool) -> str:
+    """Model, context, engine and precisions; a default precision is named as such."""
+    view, d = account.view, account.deployment
+    engine = account.engine.title if account.engine else "ideal"
+    layout = f", {d.layout}" if account.layout else ""
+    mtp = f", {d.mtp} draft tokens" if d.mtp else ""
+    why = f" (defaults for {'an engine' if account.engine else 'ideal'})" if defaulted else ""
+    size = f"{format_tokens(account.context)} tokens"
+    exact = f" ({account.context:,})" if format_tokens(account.context) != f"{account.context:,}" else ""
+    return f"KV cache of {view.shape.name} at {size}{exact}: {engine}{layout}, {precision_label(view)}{why}{mtp}"
+
+
+def precision_label(view: View) -> str:
+    """``main bf16, indexer bf16``."""
+    return f"main {view.main}, indexer {view.indexer}"
+
+
+def three_digits(count: float) -> str:
+    """Bytes with three significant digits: ``9.62 GiB``, ``83.9 GiB``."""
+    value, unit = count, "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024:
+            break
+        value, unit = value / 1024, larger
+    digits = 0 if unit == "B" or value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{half_up(value, digits):,.{digits}f} {unit}"
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+def _by_layer(account: Account) -> Section:
+    pairs = _pairs(account)
+    rows = [(f"{ideal.layer} {ideal.kind}", ideal, held) for ideal, held in pairs]
+    return _bytes_table(account, "layer", rows, [(ideal.layer, ideal.kind.value) for ideal, _ in pairs])
+
+
+def _by_kind(account: Account) -> Section:
+    pairs = _pairs(account)
+    rows, names = [], []
+    for kind in dict.fromkeys(ideal.kind for ideal, _ in pairs):
+        own = [(ideal, held) for ideal, held in pairs if ideal.kind is kind]
+        rows.append(
+            (
+                f"{kind} × {len(own)}",
+                _total([i for i, _ in own]),
+                _total([h for _, h in own if h]) if own[0][1] else None,
+            )
+        )
+        names.append((len(own), kind.value))
+    return _bytes_table(account, "kind", rows, names)
+
+
+def _by_total(account: Account) -> Section:
+    return _bytes_table(account, "total", [], [])
+
+
+def _pairs(account: Account) -> list[tuple[LayerBytes, LayerBytes | None]]:
+    engine = account.view.engine
+    held = engine.layers if engine else (None,) * len(account.view.ideal.layers)
+    return list(zip(account.view.ideal.layers, held, strict=True))
+
+
+def _total(layers: list[LayerBytes]) -> LayerBytes:
+    first = layers[0]
+    return LayerBytes(first.layer, first.kind, *(sum(getattr(layer, part) for layer in layers) for part in PARTS))
+
+
+_Row = tuple[str, LayerBytes, LayerBytes | None]
+
+
+def _bytes_table(account: Account, by: str, rows: list[_Row], names: list[tuple[int, str]]) -> Section:
+    """Rows of ideal bytes and, with an engine, of what it reserves and for what."""
+    engine = account.view.engine
+    everything = _total(list(account.view.ideal.layers))
+    held = _total(list(engine.layers)) if engine else None
+    shown: list[tuple[str, ...]] = [_cells(name, ideal, mine) for name, ideal, mine in rows]
+    if engine and engine.shared:
+        shown.append(("slab rest", *[""] * (len(PARTS) + 1), three_digits(engine.shared)))
+    total = _cells("total", everything, held)
+    if engine:
+        total = (*total[:-1], three_digits(engine.total))
+    shown.append(total)
+    parts = PARTS if engine else PARTS[:3]
+    columns = (by, "ideal", *parts, "engine") if engine else (by, *parts, "ideal")
+    raw_columns = ("layer" if by == "layer" else "layers", "kind", "ideal_bytes")
+    raw_columns += tuple(f"{part}_bytes" for part in parts) + (("engine_bytes",) if engine else ())
+    raw = [
+        (*name, round(ideal.total), *(round(getattr(mine or ideal, part)) for part in parts),
+         *((round(mine.total),) if mine else ()))
+        for name, (_, ideal, mine) in zip(names, rows, strict=True)
+    ]  # fmt: skip
+    if engine and engine.shared:
+        raw.append(("", "slab rest", 0, *[0] * len(parts), round(engine.shared)))
+    source = held or everything
+    raw.append(
+        ("", "total", account.view.ideal.total, *(round(getattr(source, part)) for part in parts),
+         *((engine.total,) if engine else ()))
+    )  # fmt: skip
+    return Section("", columns, tuple(shown), raw_columns, tuple(raw), footer=1)
+
+
+def _cells(name: str, ideal: LayerBytes, held: LayerBytes | None) -> tuple[str, ...]:
+    if held is None:
+        return (name, *(_dash(getattr(ideal, part)) for part in PARTS[:3]), three_digits(ideal.total))
+    parts = (_dash(getattr(held, part)) for part in PARTS)
+    return (name, three_digits(ideal.total), *parts, three_digits(held.total))
+
+
+def _dash(count: float) -> str:
+    return three_digits(count) if count else "–"
+
+
+def _by_page(account: Account) -> Section:
+    layout = account.layout
+    if layout is None:
+        raise ValueError("only engines with blocks have pages")
+    sizes = {b: max((p.page_bytes for p in layout.pages if p.bucket == b), default=0) for b in BUCKETS}
+    rows, raw = [], []
+    for page in sorted(layout.pages, key=lambda page: BUCKETS.index(page.bucket)):
+        owners = sum(page.kind in CACHES[kind] for kind in layout.layers)
+        share = page.padding / page.page_bytes
+        rows.append(
+            (page.kind.value, str(owners), f"{page.bucket} {sizes[page.bucket]:,}", str(page.entries), str(page.tokens),
+             f"{page.raw_bytes:,}", f"{page.page_bytes:,}", f"{page.padding:,}", f"{100 * share:.1f} %", page.group)
+        )  # fmt: skip
+        raw.append(
+            (page.kind.value, owners, page.bucket, page.entries, page.tokens, page.raw_bytes, page.page_bytes,
+             page.padding, page.group)
+        )  # fmt: skip
+    columns = ("cache", "layers", "bucket (B)", "entries", "tokens", "raw B", "page B", "padding B", "", "group")
+    raw_columns = (
+        "cache", "layers", "bucket", "entries", "tokens", "raw_bytes", "page_bytes", "padding_bytes", "group",
+    )  # fmt: skip
+    used = [f"{sizes[b]:,}" for b in BUCKETS if sizes[b]]
+    lines = [f"page sizes: {' / '.join(used)} B in {len(used)} buckets"]
+    for group in layout.groups:
+        window = f"last {group.window} tokens" if group.window else "every token"
+        fill = 100 * group.bytes / layout.bytes_per_block
+        lines.append(
+            f"group {group.name}: {group.tokens} tokens a block, {window}; {len(group.placements)} pages = "
+            f"{group.bytes:,} B, {fill:.0f} % of a block"
+        )
+    lines.append(f"bytes per block: {layout.bytes_per_block:,} ({layout.name})")
+    return Section("", columns, tuple(rows), raw_columns, tuple(raw), tuple(lines))
+
+
+_TABLES: dict[str, Callable[[Account], Section]] = {
+    "layer": _by_layer,
+    "kind": _by_kind,
+    "page": _by_page,
+    "total": _by_total,
+}
+VIEWS = tuple(_TABLES)
+"""What ``--by`` may be."""
+
+
+# --- sentences -------------------------------------------------------------------------------------------------------
+def _summary(account: Account) -> list[str]:
+    view, base = account.view, account.baseline
+    lines = []
+    if base is not None and account.ratio is not None:
+        lines.append(
+            f"{three_digits(view.ideal.total)} against {three_digits(base.ideal.total)} for {base.shape.name} "
+            f"({precision_label(base)}): {account.ratio:.1f}× less"
+        )
+    lines.append(f"{view.bytes_per_token:,.0f} B per token + {three_digits(view.fixed_bytes)} fixed (ideal)")
+    if view.state_bytes:
+        lines.append(f"compressor state, not in the ideal figure: {format_bytes(view.state_bytes)} a request")
+    if view.engine is not None:
+        extra = view.engine.total / view.ideal.total - 1 if view.ideal.total else 0.0
+        lines.append(
+            f"a decoding request holds {three_digits(view.engine.total)} ({view.engine.total:,} B), "
+            f"{100 * extra:+.1f} % over the ideal"
+        )
+        if base is not None and base.engine is not None and view.engine.total:
+            ratio = base.engine.total / view.engine.total
+            lines.append(f"{base.shape.name} in the same engine: {three_digits(base.engine.total)}, {ratio:.1f}×")
+    if account.measured_bytes is not None:
+        lines.append(f"measured: {three_digits(account.measured_bytes)} ({account.measured_bytes:,} B) from the device")
+    if account.engine is not None:
+        lines.append("checked against a server's log" if account.checked else "predicted, not checked against a log")
+    return lines
+
+
+def _capacity(account: Account, got: Capacity) -> Section:
+    d = account.deployment
+    rows: list[tuple[str, str, str]] = []
+    if got.num_blocks is not None:
+        rows.append(("blocks", f"{got.num_blocks:,}", f"of {got.bytes_per_block:,} B"))
+        by_group = ", ".join(f"{name} {count:,}" for name, count in got.group_blocks.items())
+        rows.append(("blocks per request", f"{got.blocks_per_request:,}", by_group))
+    if got.in_flight_share is not None:
+        why = "charged at admission, not held while decoding"
+        rows.append(("of these for tokens in flight", f"{100 * got.in_flight_share:.0f} %", why))
+    if got.bytes_per_token is not None:
+        rows.append(("bytes per full token", f"{got.bytes_per_token:,.2f}", "over all pools"))
+        rows += [(f"{name} tokens", f"{count:,}", "") for name, count in got.pools.items()]
+    rows.append(("concurrency", f"{got.concurrency:.2f}×", f"requests of {format_tokens(got.max_model_len)}"))
+    if got.num_blocks is not None:
+        rows.append(
+            ("KV cache tokens", f"{got.kv_cache_tokens:,}", "derived: concurrency × max_model_len; vLLM logs it")
+        )
+    elif not got.pools:
+        rows.append(("KV cache tokens", f"{got.kv_cache_tokens:,}", "slots × max_model_len"))
+    longest = f"{got.largest_context:,}"
+    limit = account.view.shape.max_positions
+    rows.append(("largest context", longest, f"the model declares {limit:,}" if got.largest_context > limit else ""))
+    lines = [f"KV is replicated over tp {d.tp} (one KV head) and split over dp {d.dp}: figures are per GPU and dp rank"]
+    if d.dp > 1:
+        lines.append(
+            f"all {d.dp} dp ranks: {got.concurrency * d.dp:.2f} requests of {format_tokens(got.max_model_len)}"
+        )
+    if got.concurrency < 1:
+        lines.append(f"a request of {format_tokens(got.max_model_len)} does not fit: lower --max-model-len")
+    title = f"Capacity for requests of {format_tokens(got.max_model_len)}"
+    if account.budget is not None:
+        title += f" in {three_digits(got.available_bytes)} per GPU"
+    return Section(title, ("", "value", "of what"), tuple(rows), lines=tuple(lines))
+
+
+def _budget(budget: Budget) -> Section:
+    rows = []
+    if budget.gpu is not None:
+        rows.append(("memory", three_digits(budget.gpu.memory_bytes), f"{budget.gpu.name}, one of {budget.count}"))
+        rows.append((f"× utilization {budget.utilization:g}",
+                     three_digits(budget.gpu.memory_bytes * budget.utilization), ""))  # fmt: skip
+    for line in budget.lines:
+        sign = "− " if budget.gpu is not None and line.bytes else ""
+        rows.append((line.name, sign + three_digits(line.bytes) if line.bytes is not None else "not counted", line.how))
+    if budget.gpu is not None:
+        rows.append(("for the KV cache", three_digits(budget.available_bytes), ""))
+        return Section("Budget per GPU", ("", "size", "how"), tuple(rows), footer=1)
+    rows += [
+        (name, "not counted", "the available memory was given") for name in ("weights", "activations", "CUDA graphs")
+    ]
+    return Section("Workspaces outside the pool, per GPU", ("", "size", "how"), tuple(rows))
+
+
+def _explanation(account: Account) -> Section:
+    lines = [f"ideal: {term}" for term in account.view.ideal.terms]
+    lines.append(f"ideal: total = {account.view.ideal.total:,} B")
+    if account.baseline is not None:
+        lines += [f"{account.baseline.shape.name}: {term}" for term in account.baseline.ideal.terms]
+    if account.view.engine is not None:
+        lines += [f"request: {term}" for term in account.view.engine.terms]
+    if account.capacity is not None:
+        lines += [f"capacity: {term}" for term in account.capacity.terms]
+    return Section("Terms", lines=tuple(lines))
