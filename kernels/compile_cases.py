@@ -1,0 +1,134 @@
+"""The launches that ``compile_report`` compiles: every kernel, in the shapes and tiles that matter, on meta tensors."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from dsv4_kernels import triton as _package  # noqa: F401  (fails here, with a plain message, where triton is missing)
+from dsv4_kernels.cache import PagedCache
+from dsv4_kernels.formats import FORMATS, state_row_floats
+from dsv4_kernels.triton.compress_norm_rope_insert import compress_norm_rope_insert
+from dsv4_kernels.triton.compressor_state_save import compressor_state_save
+from dsv4_kernels.triton.index_map import index_map
+from dsv4_kernels.triton.indexer_query_rope_quant import indexer_query_rope_quant
+from dsv4_kernels.triton.inverse_rope_quant import inverse_rope_quant
+from dsv4_kernels.triton.qkv_norm import qkv_norm
+from dsv4_kernels.triton.query_norm_rope_insert import query_norm_rope_insert
+
+FEW, SOME, MANY = 1, 128, 8192
+"""Token counts that reach every row of the tuning tables."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A launch to compile.
+
+    Attributes:
+        launch: calls launchers on meta tensors.
+        spills: bytes per thread that the kernels are known and allowed to spill.
+    """
+
+    launch: Callable[[], object]
+    spills: int = 0
+
+
+def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _table() -> torch.Tensor:
+    return _meta(4096, 64, dtype=torch.float32)
+
+
+def _cache(name: str, entries: int) -> PagedCache:
+    size = -(-FORMATS[name].page_bytes(entries) // 576) * 576
+    return PagedCache(_meta(4, size, dtype=torch.uint8), FORMATS[name], entries)
+
+
+def _long(tokens: int) -> torch.Tensor:
+    return _meta(tokens, dtype=torch.int64)
+
+
+def _query(tokens: int, cache: str, heads: int = 64) -> None:
+    query_norm_rope_insert(
+        q=_meta(tokens, heads, 512), kv=_meta(tokens, 512), positions=_long(tokens), cos_sin=_table(),
+        window_cache=_cache(cache, 64), window_slots=_long(tokens), eps=1e-6,
+    )  # fmt: skip
+
+
+def _inverse(tokens: int, precision: str, scale_format: str = "fp32") -> None:
+    inverse_rope_quant(
+        o=_meta(tokens, 64, 512), positions=_long(tokens), cos_sin=_table(), groups=8, precision=precision,
+        scale_format=scale_format,
+    )  # fmt: skip
+
+
+def _index_query(tokens: int, precision: str, rope_style: str = "interleaved") -> None:
+    indexer_query_rope_quant(
+        index_q=_meta(tokens, 64, 128), head_weights=_meta(tokens, 64), positions=_long(tokens), cos_sin=_table(),
+        precision=precision, rope_style=rope_style,
+    )  # fmt: skip
+
+
+def _state_save(tokens: int, dim: int, ratio: int) -> None:
+    row, block = state_row_floats(dim, ratio), 4 if ratio == 4 else 8
+    compressor_state_save(
+        kv_score=_meta(tokens, row, dtype=torch.float32), ape=_meta(ratio, row // 2, dtype=torch.float32),
+        positions=_long(tokens), state_cache=_meta(4, block, row, dtype=torch.float32), state_slots=_long(tokens),
+    )  # fmt: skip
+
+
+def _compress(tokens: int, cache: str, ratio: int) -> None:
+    dim, block = FORMATS[cache].dim, 4 if ratio == 4 else 8
+    compress_norm_rope_insert(
+        state_cache=_meta(4, block, state_row_floats(dim, ratio), dtype=torch.float32),
+        state_block_table=_meta(2, 64, dtype=torch.int32), token_to_request=_meta(tokens, dtype=torch.int32),
+        positions=_long(tokens), compressed_slots=_long(tokens), norm_weight=_meta(dim), cos_sin=_table(),
+        cache=_cache(cache, 64 if ratio == 4 else 2), ratio=ratio, eps=1e-6,
+    )  # fmt: skip
+
+
+def _qkv_norm(tokens: int, rank: int) -> None:
+    qkv_norm(qkv_latent=_meta(tokens, rank + 512), q_norm_weight=_meta(rank), kv_norm_weight=_meta(512), eps=1e-6)
+
+
+def _index_map(tokens: int, k: int) -> None:
+    index_map(
+        topk_indices=_meta(tokens, k, dtype=torch.int32), token_to_request=_meta(tokens, dtype=torch.int32),
+        block_table=_meta(2, 64, dtype=torch.int32), entries=64,
+    )  # fmt: skip
+
+
+def _elementwise() -> dict[str, Case]:
+    cases: dict[str, Callable[[], object]] = {}
+    for tokens in (FEW, SOME, MANY):
+        for cache in ("main-fp8", "main-bf16"):
+            cases[f"query_norm_rope_insert T={tokens} {cache}"] = lambda t=tokens, c=cache: _query(t, c)
+            for ratio in (4, 128):
+                cases[f"compress_norm_rope_insert T={tokens} m={ratio} {cache}"] = lambda t=tokens, c=cache, m=ratio: (
+                    _compress(t, c, m)
+                )
+        for cache in ("indexer-fp8", "indexer-fp4"):
+            cases[f"indexer_compress_insert T={tokens} {cache}"] = lambda t=tokens, c=cache: _compress(t, c, 4)
+        for precision in ("fp8", "fp4", "bf16"):
+            cases[f"indexer_query_rope_quant T={tokens} {precision}"] = lambda t=tokens, p=precision: _index_query(t, p)
+        for scales in ("fp32", "ue8m0"):
+            cases[f"inverse_rope_quant T={tokens} fp8 {scales}"] = lambda t=tokens, s=scales: _inverse(t, "fp8", s)
+        cases[f"inverse_rope_quant T={tokens} bf16"] = lambda t=tokens: _inverse(t, "bf16")
+        for dim, ratio in ((512, 4), (512, 128), (128, 4)):
+            cases[f"compressor_state_save T={tokens} d={dim} m={ratio}"] = lambda t=tokens, d=dim, m=ratio: _state_save(
+                t, d, m
+            )
+    cases[f"compress_norm_rope_insert T={2 * MANY + 1} m=128 main-fp8"] = lambda: _compress(
+        2 * MANY + 1, "main-fp8", 128
+    )
+    cases["indexer_query_rope_quant half fp8"] = lambda: _index_query(SOME, "fp8", "half")
+    for rank in (1024, 1536):
+        cases[f"qkv_norm rq={rank}"] = lambda r=rank: _qkv_norm(SOME, r)
+    for k in (512, 1024, 2048):
+        cases[f"index_map k={k}"] = lambda n=k: _index_map(SOME, n)
+    return {name: Case(launch) for name, launch in cases.items()}
+
+
+CASES: dict[str, Case] = _elementwise()
+"""Every launch by name. A kernel family adds its own with ``CASES.update``."""

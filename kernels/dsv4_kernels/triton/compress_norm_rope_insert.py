@@ -1,0 +1,295 @@
+"""From compressor state rows to a finished cache entry, in one launch: softmax, RMS norm, RoPE, quantise, insert.
+
+Two kernels behind one launcher. With ratio 4 an entry mixes 8 rows of one column half each (32 KiB at width 512, 8 KiB at
+128), which one program reads at once. With ratio 128 it mixes 128 rows (512 KiB): tiles of columns and splits of rows go
+to programs of their own, which leave a partial softmax in scratch memory; the last one to finish combines them.
+
+Only tokens that complete an entry cost more than a look at their slot. Where a step has many tokens, a program looks at
+several slots and works on those that need it: consecutive prefill tokens have one completing token in 4 or 128.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from dsv4_kernels.cache import PagedCache
+from dsv4_kernels.triton.entries import (
+    INDEXER_BLOCKS,
+    MAIN_BLOCKS,
+    page_arguments,
+    store_indexer_entries,
+    store_main_entries,
+)
+from dsv4_kernels.triton.launch import begin, launch_options
+from dsv4_kernels.triton.pairs import load_tail_table, rotate_tail, split_row
+from dsv4_kernels.triton.tickets import CAPACITY, tickets
+
+_LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@dataclass(frozen=True)
+class OverlapTile:
+    """Ratio 4: tokens a program looks at, and warps per program."""
+
+    tokens: int
+    warps: int
+
+
+@dataclass(frozen=True)
+class SplitTile:
+    """Ratio 128: tokens a program looks at, columns of its tile, splits of the 128 rows, rows in flight, warps."""
+
+    tokens: int
+    columns: int
+    splits: int
+    rows: int
+    warps: int
+
+
+OVERLAP_TILES = {512: ((2048, OverlapTile(1, 4)), (1 << 62, OverlapTile(4, 4))),
+                 128: ((2048, OverlapTile(1, 1)), (1 << 62, OverlapTile(4, 1)))}  # fmt: skip
+"""Entry width → largest T → tile."""
+SPLIT_TILES = (
+    (4, SplitTile(1, 64, 4, 32, 4)),
+    (256, SplitTile(1, 64, 1, 32, 4)),
+    (CAPACITY, SplitTile(8, 64, 1, 32, 4)),
+    (1 << 62, SplitTile(8, 512, 1, 4, 4)),
+)
+"""Largest T → tile. Beyond the tickets' capacity nothing is split."""
+
+
+@triton.jit
+def _load_tokens(slots, positions, requests, first, tokens, TOKENS: tl.constexpr):
+    """Slots (−1 beyond the last token), positions and requests of ``TOKENS`` tokens, all loads in flight together."""
+    token = first + tl.arange(0, TOKENS)
+    mask = token < tokens
+    slot = tl.load(slots + token, mask=mask, other=-1)
+    return slot, tl.load(positions + token, mask=mask, other=0), tl.load(requests + token, mask=mask, other=0)
+
+
+@triton.jit
+def _next_completing(slot, after, TOKENS: tl.constexpr):
+    """Index of the first token beyond ``after`` that completes an entry; ``TOKENS`` if there is none."""
+    index = tl.arange(0, TOKENS)
+    return tl.min(tl.where((slot >= 0) & (index > after), index, TOKENS), axis=0)
+
+
+@triton.jit
+def _pick(values, i, TOKENS: tl.constexpr):
+    """``values[i]`` of a tensor in registers."""
+    return tl.sum(tl.where(tl.arange(0, TOKENS) == i, values, 0), axis=0)
+
+
+@triton.jit
+def _load_finish(weight, cos_sin, anchor, table_stride, D: tl.constexpr):
+    """What ``_finish_entry`` needs from memory: norm weight, cos and sin. Called early, so that it waits for nothing."""
+    one = tl.arange(0, 1)
+    BLOCKS: tl.constexpr = MAIN_BLOCKS if D == 512 else INDEXER_BLOCKS
+    cos, sin = load_tail_table(cos_sin + (anchor + one) * table_stride, one == 0, BLOCKS, D // BLOCKS // 2)
+    return tl.load(weight + tl.arange(0, D)).to(tl.float32), cos, sin
+
+
+@triton.jit
+def _finish_entry(
+    c, slot, w, cos, sin, pages, page_stride, eps, D: tl.constexpr, ENTRIES: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """Norm, rotate, quantise and store one mixed row ``c`` (fp32 [D])."""
+    c = c * tl.rsqrt(tl.sum(c * c, axis=0) / D + eps) * w
+    even, odd = split_row(c, cos.shape[1])
+    even, odd = rotate_tail(even, odd, cos, sin)
+    if D == 512:
+        store_main_entries(even, odd, slot + tl.arange(0, 1), pages, page_stride, ENTRIES, PRECISION)
+    else:
+        store_indexer_entries(even, odd, slot + tl.arange(0, 1), pages, page_stride, ENTRIES, PRECISION)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _compress_overlap(
+    state, block_table, requests, positions, slots, weight, cos_sin, pages, tokens, eps,
+    block_stride, state_page_stride, state_token_stride, table_stride, page_stride,
+    D: tl.constexpr, PAGE_TOKENS: tl.constexpr, TOKENS: tl.constexpr,
+    ENTRIES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    first = tl.program_id(0) * TOKENS
+    slot, position, request = _load_tokens(slots, positions, requests, first, tokens, TOKENS)
+    offset = tl.arange(0, 4)[:, None] * state_token_stride + tl.arange(0, D)[None, :]
+    i = _next_completing(slot, -1, TOKENS)
+    while i < TOKENS:
+        anchor = _pick(position, i, TOKENS) // 4 * 4
+        pages_of = block_table + _pick(request, i, TOKENS).to(tl.int64) * block_stride
+        previous = tl.maximum(anchor - 4, 0)
+        exists = anchor >= 4
+        page_a = tl.maximum(tl.load(pages_of + previous // PAGE_TOKENS), 0).to(tl.int64)
+        page_b = tl.maximum(tl.load(pages_of + anchor // PAGE_TOKENS), 0).to(tl.int64)
+        w, cos, sin = _load_finish(weight, cos_sin, anchor, table_stride, D)
+        a = state + page_a * state_page_stride + previous % PAGE_TOKENS * state_token_stride + offset
+        b = state + page_b * state_page_stride + anchor % PAGE_TOKENS * state_token_stride + offset
+        score_a = tl.load(a + 2 * D, mask=exists, other=float("-inf"))
+        score_b = tl.load(b + 3 * D)
+        kv_a = tl.load(a, mask=exists, other=0.0)
+        kv_b = tl.load(b + D)
+        top = tl.maximum(tl.max(score_a, axis=0), tl.max(score_b, axis=0))[None, :]
+        weight_a = tl.exp2((score_a - top) * _LOG2E)
+        weight_b = tl.exp2((score_b - top) * _LOG2E)
+        total = tl.sum(weight_a, axis=0) + tl.sum(weight_b, axis=0)
+        c = (tl.sum(weight_a * kv_a, axis=0) + tl.sum(weight_b * kv_b, axis=0)) / total
+        _finish_entry(c, _pick(slot, i, TOKENS), w, cos, sin, pages, page_stride, eps, D, ENTRIES, PRECISION)
+        i = _next_completing(slot, i, TOKENS)
+
+
+@triton.jit
+def _mix_rows(
+    state, pages_of, anchor, first_row, column, state_page_stride, state_token_stride,
+    D: tl.constexpr, PAGE_TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, COUNT: tl.constexpr,
+):  # fmt: skip
+    """Softmax-weighted sum of ``COUNT`` rows: maximum, sum of weights and weighted sum, fp32 [COLUMNS] each.
+
+    Every element of the [ROWS, COLUMNS] tile runs an online softmax of its own over every ROWS-th row, with one
+    exponential a row, and the ROWS of them are merged at the end.
+    """
+    top = tl.full([ROWS, COLUMNS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    mixed = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in tl.static_range(0, COUNT, ROWS):
+        position = anchor + first_row + start + tl.arange(0, ROWS)
+        page = tl.maximum(tl.load(pages_of + position // PAGE_TOKENS), 0).to(tl.int64)
+        row = state + page * state_page_stride + position % PAGE_TOKENS * state_token_stride
+        score = tl.load(row[:, None] + (D + column)[None, :])
+        kv = tl.load(row[:, None] + column[None, :])
+        gap = score - top
+        shrink = tl.exp2(-tl.abs(gap) * _LOG2E)
+        higher = gap > 0
+        old = tl.where(higher, shrink, 1.0)
+        new = tl.where(higher, 1.0, shrink)
+        total = total * old + new
+        mixed = mixed * old + new * kv
+        top = tl.maximum(top, score)
+    peak = tl.max(top, axis=0)
+    share = tl.exp2((top - peak[None, :]) * _LOG2E)
+    return peak, tl.sum(total * share, axis=0), tl.sum(mixed * share, axis=0)
+
+
+@triton.jit
+def _combine_parts(base, D: tl.constexpr, SPLITS: tl.constexpr):
+    """The mixed row fp32 [D] from a token's scratch; read past L1, where another program's store can't be seen."""
+    column = tl.arange(0, D)
+    if SPLITS == 1:
+        return tl.load(base + column, cache_modifier=".cg")
+    tile = base + tl.arange(0, SPLITS)[:, None] * D + column[None, :]
+    top = tl.load(tile + SPLITS * D, cache_modifier=".cg")
+    total = tl.load(tile + 2 * SPLITS * D, cache_modifier=".cg")
+    mixed = tl.load(tile, cache_modifier=".cg")
+    share = tl.exp2((top - tl.max(top, axis=0)[None, :]) * _LOG2E)
+    return tl.sum(mixed * share, axis=0) / tl.sum(total * share, axis=0)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _compress_split(
+    state, block_table, requests, positions, slots, weight, cos_sin, pages, scratch, counters, tokens, eps,
+    block_stride, state_page_stride, state_token_stride, table_stride, page_stride,
+    D: tl.constexpr, RATIO: tl.constexpr, PAGE_TOKENS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
+    SPLITS: tl.constexpr, ROWS: tl.constexpr, ENTRIES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    TILES: tl.constexpr = D // COLUMNS
+    PARTS: tl.constexpr = TILES * SPLITS
+    COUNT: tl.constexpr = RATIO // SPLITS
+    SCRATCH: tl.constexpr = D if SPLITS == 1 else 3 * SPLITS * D
+    part = tl.program_id(0) % PARTS
+    first = tl.program_id(0) // PARTS * TOKENS
+    split = part // TILES
+    column = part % TILES * COLUMNS + tl.arange(0, COLUMNS)
+    slot, position, request = _load_tokens(slots, positions, requests, first, tokens, TOKENS)
+    i = _next_completing(slot, -1, TOKENS)
+    while i < TOKENS:
+        anchor = _pick(position, i, TOKENS) // RATIO * RATIO
+        target = _pick(slot, i, TOKENS)
+        pages_of = block_table + _pick(request, i, TOKENS).to(tl.int64) * block_stride
+        top, total, mixed = _mix_rows(
+            state, pages_of, anchor, split * COUNT, column, state_page_stride, state_token_stride,
+            D, PAGE_TOKENS, ROWS, COLUMNS, COUNT,
+        )  # fmt: skip
+        w, cos, sin = _load_finish(weight, cos_sin, anchor, table_stride, D)
+        if PARTS == 1:
+            _finish_entry(mixed / total, target, w, cos, sin, pages, page_stride, eps, D, ENTRIES, PRECISION)
+        else:
+            # scratch of a token: SPLITS rows of c, then, where rows are split, of maxima and of sums
+            base = scratch + (first + i).to(tl.int64) * SCRATCH
+            own = base + split * D + column
+            if SPLITS == 1:
+                tl.store(own, mixed / total)
+            else:
+                tl.store(own, mixed)
+                tl.store(own + SPLITS * D, top)
+                tl.store(own + 2 * SPLITS * D, total)
+            tl.debug_barrier()  # every thread's part is stored before one of them draws the ticket
+            drawn = tl.atomic_add(counters + first + i, 1, sem="acq_rel")
+            if drawn == PARTS - 1:
+                tl.store(counters + first + i, 0)
+                c = _combine_parts(base, D, SPLITS)
+                _finish_entry(c, target, w, cos, sin, pages, page_stride, eps, D, ENTRIES, PRECISION)
+        i = _next_completing(slot, i, TOKENS)
+
+
+def compress_norm_rope_insert(
+    *,
+    state_cache: torch.Tensor,
+    state_block_table: torch.Tensor,
+    token_to_request: torch.Tensor,
+    positions: torch.Tensor,
+    compressed_slots: torch.Tensor,
+    norm_weight: torch.Tensor,
+    cos_sin: torch.Tensor,
+    cache: PagedCache,
+    ratio: int,
+    eps: float,
+    tile: OverlapTile | SplitTile | None = None,
+) -> None:
+    """Write the entry of every token that completes one.
+
+    Args:
+        state_cache: fp32 [num_pages, block, 2·coff·d], any page and token strides; ``block`` is a multiple of 4.
+        state_block_table: int32 [B, n], any row stride.
+        token_to_request: int32 [T].
+        positions: int64 [T].
+        compressed_slots: int64 [T]; tokens with a negative slot complete no entry.
+        norm_weight: [d], contiguous: d = 512 writes ``main`` entries, 128 indexer entries.
+        cos_sin: fp32 [positions, 64].
+        cache: destination, fp8, fp4 (indexer), bf16 or fp32 entries.
+        ratio: 4 (overlapping windows) or 128.
+        eps: added to the mean square.
+        tile: overrides the tables, for tuning.
+    """
+    tokens, dim = compressed_slots.shape[0], norm_weight.shape[0]
+    if tokens == 0:
+        return
+    addresses = (
+        state_block_table.stride(0), state_cache.stride(0), state_cache.stride(1), cos_sin.stride(0)
+    )  # fmt: skip
+    common = (state_cache, state_block_table, token_to_request, positions, compressed_slots, norm_weight, cos_sin)
+    layout = {**page_arguments(cache), **launch_options(), "D": dim, "PAGE_TOKENS": state_cache.shape[1]}
+    pages, page_stride = layout.pop("pages"), layout.pop("page_stride")
+    if ratio == 4:
+        chosen = tile or next(tile for most, tile in OVERLAP_TILES[dim] if tokens <= most)
+        _compress_overlap[(triton.cdiv(tokens, chosen.tokens),)](
+            *common, pages, tokens, eps, *addresses, page_stride,
+            TOKENS=chosen.tokens, num_warps=chosen.warps, **layout,
+        )  # fmt: skip
+        return
+    chosen = tile or next(tile for most, tile in SPLIT_TILES if tokens <= most)
+    parts = dim // chosen.columns * chosen.splits
+    scratch_rows = 1 if chosen.splits == 1 else 3 * chosen.splits
+    scratch = state_cache.new_empty((tokens, scratch_rows, dim)) if parts > 1 else None
+    counters = tickets(state_cache.device) if parts > 1 else None
+    _compress_split[(triton.cdiv(tokens, chosen.tokens) * parts,)](
+        *common, pages, scratch, counters, tokens, eps, *addresses, page_stride,
+        RATIO=ratio, TOKENS=chosen.tokens, COLUMNS=chosen.columns, SPLITS=chosen.splits, ROWS=chosen.rows,
+        num_warps=chosen.warps, **layout,
+    )  # fmt: skip
+
+
+indexer_compress_insert = compress_norm_rope_insert
+"""The indexer's entries: the same mixing at width 128, all dims quantised together after the rotation."""

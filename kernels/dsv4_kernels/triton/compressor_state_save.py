@@ -1,0 +1,65 @@
+"""Store each token's compressor state row ``[kv | score + ape]``.
+
+Moves 8 B an element (fp32 in, fp32 out); the positional term comes from L1. A program copies one row, or a slice of it
+where there are few tokens.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from dsv4_kernels.triton.launch import begin, launch_options
+
+_FEW_TOKENS = 256
+_SLICE = 1024
+
+
+@triton.jit
+def _compressor_state_save(
+    kv_score, ape, positions, state, slots, row_stride, page_stride, token_stride,
+    PAGE_TOKENS: tl.constexpr, RATIO: tl.constexpr, WIDTH: tl.constexpr, SLICE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    SLICES: tl.constexpr = WIDTH // SLICE
+    program = tl.program_id(0)
+    token = program // SLICES
+    column = program % SLICES * SLICE + tl.arange(0, SLICE)
+    slot = tl.load(slots + token)
+    position = tl.load(positions + token)
+    row = tl.load(kv_score + token.to(tl.int64) * row_stride + column)
+    score = column >= WIDTH // 2
+    term = tl.load(ape + position % RATIO * (WIDTH // 2) + column - WIDTH // 2, mask=score, other=0.0)
+    target = state + slot // PAGE_TOKENS * page_stride + slot % PAGE_TOKENS * token_stride + column
+    tl.store(target, tl.where(score, row + term, row), mask=slot >= 0)
+
+
+def compressor_state_save(
+    *,
+    kv_score: torch.Tensor,
+    ape: torch.Tensor,
+    positions: torch.Tensor,
+    state_cache: torch.Tensor,
+    state_slots: torch.Tensor,
+) -> None:
+    """Write state rows in place.
+
+    Args:
+        kv_score: fp32 [T, 2·coff·d], any row stride.
+        ape: fp32 [m, coff·d], contiguous.
+        positions: int64 [T].
+        state_cache: fp32 [num_pages, block, 2·coff·d], any page and token strides.
+        state_slots: int64 [T]; negative slots are skipped.
+    """
+    tokens, width = kv_score.shape
+    if tokens == 0:
+        return
+    part = min(width, _SLICE) if tokens <= _FEW_TOKENS else width
+    _compressor_state_save[(tokens * (width // part),)](
+        kv_score, ape, positions, state_cache, state_slots,
+        kv_score.stride(0), state_cache.stride(0), state_cache.stride(1),
+        PAGE_TOKENS=state_cache.shape[1], RATIO=ape.shape[0], WIDTH=width, SLICE=part, **launch_options(),
+    )  # fmt: skip
+
+
+indexer_state_save = compressor_state_save
+"""The indexer's state rows: the same copy, 512 wide."""
