@@ -3,7 +3,6 @@
 from dsv4bench.bench.side import Side
 from dsv4bench.results.row import Accuracy
 from dsv4bench.stack.inputs import Values
-from dsv4bench.stack.layer import run_layer
 
 
 def check_outputs(side: Side, values: Values) -> dict[str, Accuracy]:
@@ -26,19 +25,13 @@ def check_replay(side: Side, seed: int) -> dict[str, Accuracy]:
     """
     import torch
 
-    from dsv4bench.bench.timers.graph import capture
+    from dsv4bench.stack.graph import capture_layer
 
-    first, fresh = side.inputs(seed), side.inputs(seed + 1)
-    inside = dict(first)
-    graph = capture(lambda: run_layer(side.timed, side.providers, inside))
     produced = {name for stage in side.timed for name in stage.outputs}
-    for name, value in fresh.items():
-        captured = first[name]
-        if isinstance(value, torch.Tensor) and name not in produced and value is not captured:
-            captured.copy_(value)
-    graph.replay()
+    buffers = {name: value for name, value in side.inputs(seed).items() if name not in produced}
+    values = capture_layer(side.run, buffers).replay(side.inputs(seed + 1))
     torch.cuda.synchronize()
-    return check_outputs(side, inside)
+    return check_outputs(side, values)
 
 
 def worst(a: dict[str, Accuracy], b: dict[str, Accuracy]) -> dict[str, Accuracy]:

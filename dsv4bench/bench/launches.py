@@ -15,7 +15,7 @@ def count_launches(call: Call) -> int | None:
     """Device operations of one call; ``None`` where it can't be captured or the driver's library isn't here."""
     import torch
 
-    from dsv4bench.bench.timers.graph import capture
+    from dsv4bench.stack.graph import capture
 
     try:
         driver = ctypes.CDLL("libcuda.so.1")

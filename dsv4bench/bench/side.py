@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from dsv4bench.bench.failure import UnsupportedError
 from dsv4bench.bench.settings import Settings
 from dsv4bench.bench.timers import Call
+from dsv4bench.model.schedule import Schedule, make_schedule
 from dsv4bench.model.stage import STAGES, Stage
 from dsv4bench.providers.base import Need, Provider, implemented_stages
 from dsv4bench.providers.registry import load_provider
@@ -14,6 +15,7 @@ from dsv4bench.scenario.case import Case
 from dsv4bench.stack.inputs import Values
 from dsv4bench.stack.layer import Layer, run_layer, run_stage
 from dsv4bench.stack.scopes import scope
+from dsv4bench.stack.streams import run_schedule, schedule_support
 
 WHOLE = "layer"
 """Name of the timing of all timed stages together."""
@@ -31,6 +33,7 @@ class Side:
         layer: weights and caches, shared with the other sides.
         providers: stage name → provider, for every stage that runs.
         stages: the stages that run, in order; the timed ones are among them.
+        schedule: which streams they run on; None for the current one only.
     """
 
     case: Case
@@ -38,6 +41,7 @@ class Side:
     layer: Layer
     providers: dict[str, Provider]
     stages: tuple[Stage, ...]
+    schedule: Schedule | None = None
 
     @property
     def timed(self) -> tuple[Stage, ...]:
@@ -46,10 +50,20 @@ class Side:
         return tuple(stage for stage in self.stages if stage.name in names)
 
     def inputs(self, seed: int) -> Values:
-        """Fresh inputs, and every output that a timed stage reads, from one serial pass."""
+        """Fresh inputs, and every output of the timed stages and of those ahead of them, from one pass."""
         values = self.layer.draw(self.case.workload, seed)
-        run_layer(self.stages, self.providers, values)
+        if self.schedule is None:
+            run_layer(self.stages, self.providers, values)
+        else:
+            self.run(values)
         return values
+
+    def run(self, values: Values) -> None:
+        """Run the timed stages, on the streams of the schedule."""
+        if self.schedule is None:
+            run_layer(self.timed, self.providers, values)
+        else:
+            run_schedule(self.schedule, self.providers, values)
 
     def calls(self, values: Values) -> dict[str, Call]:
         """What is timed, by name: the timed stages together, then each alone; each call on a copy of its own."""
@@ -59,11 +73,11 @@ class Side:
         return calls
 
     def _together(self, values: Values) -> Call:
-        stages, providers, name = self.timed, self.providers, f"{self.case.kind.value}"
+        name = self.case.kind.value
 
         def call() -> None:
             with scope(name):
-                run_layer(stages, providers, values)
+                self.run(values)
 
         return call
 
@@ -80,8 +94,7 @@ def make_side(case: Case, settings: Settings, layer: Layer) -> Side:
     """
     if case.execution.graph and settings.device.type == "cpu":
         raise UnsupportedError("a CUDA graph needs a GPU")
-    if case.execution.streams != "serial":
-        raise UnsupportedError(f"schedule {case.execution.streams} is not available")
+    schedule = _schedule(case, settings.device.type)
     names = case.stage_names
     every = STAGES[case.kind]
     last = max(index for index, stage in enumerate(every) if stage.name in names)
@@ -92,7 +105,20 @@ def make_side(case: Case, settings: Settings, layer: Layer) -> Side:
         own = tuple(name for name, choice in chosen.items() if choice == spec)
         _require(provider, spec, own, case, settings.device.type)
     providers = {name: loaded[spec] for name, spec in chosen.items()}
-    return Side(case, settings.contract(case), layer, providers, stages)
+    return Side(case, settings.contract(case), layer, providers, stages, schedule)
+
+
+def _schedule(case: Case, device: str) -> Schedule | None:
+    """The checked stream schedule of a whole layer; None where stages run one after another."""
+    streams = case.execution.streams
+    if streams == "serial":
+        return None
+    if case.stages:
+        raise UnsupportedError(f"schedule {streams} is of whole layers; kind: stage runs its stages one after another")
+    support = schedule_support(streams, device)
+    if not support.ok:
+        raise UnsupportedError(support.reason)
+    return make_schedule(streams, case.kind, case.workload.tokens)
 
 
 def _load(spec: str) -> Provider:

@@ -98,7 +98,7 @@ def replays(calls: Sequence[Call], *, graph: bool) -> list[Call]:
     """The calls themselves or, with ``graph``, the replays of a fresh capture of each."""
     if not graph:
         return list(calls)
-    from dsv4bench.bench.timers.graph import capture
+    from dsv4bench.stack.graph import capture
 
     return [capture(call).replay for call in calls]
 

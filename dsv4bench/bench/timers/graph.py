@@ -1,13 +1,9 @@
 """``graph``: capture n calls into a CUDA graph, replay it, divide. The flush stays outside the timed region."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from dsv4bench.bench.timers import Call, Samples
 from dsv4bench.bench.timers.events import no_gpu, time_with_events
-
-if TYPE_CHECKING:
-    import torch
 
 
 class GraphTimer:
@@ -30,31 +26,10 @@ class GraphTimer:
         """
         if before and self.calls_per_graph > 1:
             raise ValueError("a graph of several calls can't be cold: its second call finds what the first left in L2")
+        from dsv4bench.stack.graph import capture
+
         graphs = [capture(call, self.calls_per_graph) for call in calls]
         replays = [graph.replay for graph in graphs]
         for index in range(max(warmup, 1)):
             replays[index % len(replays)]()
         return time_with_events(replays, iterations, before, self.calls_per_graph)
-
-
-def capture(call: Call, times: int = 1, *, keep: bool = False) -> "torch.cuda.CUDAGraph":
-    """Capture ``times`` repetitions of a call, after one eager call on a side stream for lazy initialisation.
-
-    Args:
-        call: what to capture.
-        times: how often.
-        keep: keep the graph's nodes readable (``raw_cuda_graph``) beside the executable.
-    """
-    import torch
-
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph(keep_graph=keep)
-    with torch.cuda.graph(graph):
-        for _ in range(times):
-            call()
-    return graph

@@ -1,0 +1,43 @@
+"""A side knows its stream schedule, or says why it can't have it."""
+
+import pytest
+
+from dsv4bench.bench.device import Device
+from dsv4bench.bench.failure import UnsupportedError
+from dsv4bench.bench.settings import Settings
+from dsv4bench.bench.side import make_side
+from dsv4bench.scenario.expand import expand
+from dsv4bench.scenario.schema import Scenario
+
+CUDA = Device("cuda", name="H200", l2_bytes=60 * 2**20)
+
+
+def side(device=CUDA, **keys):
+    scenario = Scenario.model_validate(
+        {"name": "t", "model": "v4-flash", "layers": "c4a", "workload": {"context": "8K", "batch": 8}, **keys}
+    )
+    (case,) = expand(scenario)
+    return make_side(case, Settings(scenario.timing, device), layer=None)
+
+
+def test_a_gpu_case_gets_the_schedule_it_asks_for():
+    assert side().schedule is None
+    multi3 = side(schedule={"streams": "multi3"})
+    assert multi3.schedule.streams == ("default", "aux0", "aux1", "aux2")
+    assert multi3.contract.streams == "multi3"
+
+
+def test_the_token_threshold_sees_the_tokens_of_the_step():
+    prefill = side(schedule={"streams": "multi3"}, workload={"phase": "prefill", "context": "2K"})
+    streams = {launch.stage: launch.stream for launch in prefill.schedule.launches}
+    assert streams["compressor_projection"] == "default"
+
+
+def test_streams_on_a_cpu_are_unsupported_with_a_reason():
+    with pytest.raises(UnsupportedError, match="schedule multi needs CUDA streams, and this is the CPU"):
+        side(Device("cpu"), schedule={"streams": "multi"})
+
+
+def test_streams_of_single_stages_are_unsupported_with_a_reason():
+    with pytest.raises(UnsupportedError, match="schedule multi is of whole layers"):
+        side(kind="stage", stages="topk", schedule={"streams": "multi"})
