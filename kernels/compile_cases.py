@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from dsv4_kernels import triton as _package  # noqa: F401  (fails here, with a plain message, where triton is missing)
 from dsv4_kernels.cache import PagedCache
 from dsv4_kernels.formats import FORMATS, state_row_floats
 from dsv4_kernels.triton.compress_norm_rope_insert import compress_norm_rope_insert

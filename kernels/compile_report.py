@@ -1,11 +1,12 @@
 """Compile every kernel for sm_90 and sm_100 without a GPU; print registers, spills and shared memory; fail on spills.
 
-The launchers themselves run, on meta tensors, under a driver that compiles but does not launch: what is reported is what
-would be launched, with its tiles and options. Register and spill counts are read from the binaries.
+The launchers themselves run, on meta tensors, under a driver that compiles but does not launch: what is reported is
+what would be launched, with its tiles and options. Register and spill counts are read from the binaries.
 
     python kernels/compile_report.py [--arch 90] [--only NAME]
 """
 
+# ruff: noqa: T201
 import argparse
 import re
 import subprocess

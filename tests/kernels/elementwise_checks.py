@@ -1,8 +1,9 @@
 """Checks of the element-wise Triton kernels against the reference.
 
-``test_triton_elementwise`` runs them on a GPU, and without one as a script of its own process under Triton's interpreter.
+``test_triton_elementwise`` runs them as a script of its own process: on a GPU, or without one in Triton's interpreter.
 """
 
+# ruff: noqa: C408
 import json
 import os
 import sys
@@ -337,7 +338,7 @@ check(nothing_happens_without_tokens)
 
 
 def main() -> None:
-    """Run the checks whose name contains the argument (all without one) and print what failed as JSON; --list: names."""
+    """Run the checks whose name contains the argument and print their tracebacks as JSON; --list prints the names."""
     only = sys.argv[1] if len(sys.argv) > 1 else ""
     if only == "--list":
         print(json.dumps(list(CHECKS)))

@@ -14,10 +14,7 @@ ON_GPU = torch.cuda.is_available()
 
 def _names() -> list[str]:
     """Names of the checks; listed in a process of its own, since importing kernels fixes how they will run."""
-    done = subprocess.run(
-        [sys.executable, SCRIPT, "--list"], env=_environment(), capture_output=True, text=True, check=True
-    )
-    return json.loads(done.stdout)
+    return json.loads(_run("--list"))
 
 
 def _environment() -> dict[str, str]:
@@ -26,12 +23,16 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": kernels, **extra}
 
 
+def _run(*arguments: str) -> str:
+    done = subprocess.run([sys.executable, SCRIPT, *arguments], env=_environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.fixture(scope="module")
 def failures() -> dict[str, str]:
     """Every check, run once in a process of its own; name → traceback, empty where it passed."""
-    done = subprocess.run([sys.executable, SCRIPT], env=_environment(), capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(_run())
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Conversions to bf16 and e4m3, round to nearest even, and the packing of pairs, for use inside kernels.
 
-On a GPU these are single instructions. Triton's interpreter rounds both casts toward zero and flushes small e4m3 values,
-so under it the same rounding is done on the bits, which lets kernels be compared with the reference byte by byte there.
+On a GPU these are single instructions. Triton's interpreter rounds both casts toward zero and flushes small e4m3
+values, so under it the same rounding is done on the bits, and kernels agree with the reference byte by byte there too.
 """
 
 import triton

@@ -1,8 +1,8 @@
 """From compressor state rows to a finished cache entry, in one launch: softmax, RMS norm, RoPE, quantise, insert.
 
-Two kernels behind one launcher. With ratio 4 an entry mixes 8 rows of one column half each (32 KiB at width 512, 8 KiB at
-128), which one program reads at once. With ratio 128 it mixes 128 rows (512 KiB): tiles of columns and splits of rows go
-to programs of their own, which leave a partial softmax in scratch memory; the last one to finish combines them.
+Two kernels behind one launcher. With ratio 4 an entry mixes 8 rows of one column half each (32 KiB at width 512, 8 KiB
+at 128), which one program reads at once. With ratio 128 it mixes 128 rows (512 KiB): tiles of columns and splits of
+rows go to programs of their own, which leave a partial softmax in scratch memory; the last to finish combines them.
 
 Only tokens that complete an entry cost more than a look at their slot. Where a step has many tokens, a program looks at
 several slots and works on those that need it: consecutive prefill tokens have one completing token in 4 or 128.
@@ -84,7 +84,7 @@ def _pick(values, i, TOKENS: tl.constexpr):
 
 @triton.jit
 def _load_finish(weight, cos_sin, anchor, table_stride, D: tl.constexpr):
-    """What ``_finish_entry`` needs from memory: norm weight, cos and sin. Called early, so that it waits for nothing."""
+    """What ``_finish_entry`` needs from memory: norm weight, cos and sin. Loaded early, so that it need not wait."""
     one = tl.arange(0, 1)
     BLOCKS: tl.constexpr = MAIN_BLOCKS if D == 512 else INDEXER_BLOCKS
     cos, sin = load_tail_table(cos_sin + (anchor + one) * table_stride, one == 0, BLOCKS, D // BLOCKS // 2)

@@ -33,7 +33,7 @@ TILES = ((1024, Tile(4, 1)), (1 << 62, Tile(16, 1)))
 
 @triton.jit
 def _load_half_split(q, start, mask, table, BLOCKS: tl.constexpr):
-    """V3.2: the first 64 dims in pairs (p, p + 32), so that a word's partner is the word 16 further; it comes from L1."""
+    """V3.2: the first 64 dims in pairs (p, p + 32): a word's partner is the word 16 further, and comes from L1."""
     word = pair_index(BLOCKS, 64 // BLOCKS)
     rotated = mask[:, None, None] & (word < 32)
     even, odd = unpack_bf16(tl.load(q + start[:, None, None] + word, mask=mask[:, None, None], other=0))

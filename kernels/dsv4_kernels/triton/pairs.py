@@ -1,8 +1,8 @@
-"""Rows as pairs of neighbouring elements, for use inside kernels: the form in which RoPE and packed stores need no shuffle.
+"""Rows as pairs of neighbouring elements, for use inside kernels: so RoPE and packed stores need no shuffle.
 
 A bf16 row is read as 32-bit words, one pair each, and taken apart into an even and an odd fp32 tensor. Both are shaped
-[ROWS, BLOCKS, PAIRS] with a quantisation block per second index. Rotation, block maxima and packing are then elementwise
-or reductions over the last index, and no layout conversion comes between a 16-byte load and a 16-byte store.
+[ROWS, BLOCKS, PAIRS] with a quantisation block per second index. Rotation, block maxima and packing are then
+elementwise or reductions over the last index, and no layout conversion comes between 16-byte loads and stores.
 """
 
 import torch

@@ -10,14 +10,14 @@ import triton.language as tl
 
 @triton.jit
 def fp8_scale_byte(amax, FLOOR: tl.constexpr):
-    """Biased exponent (int32, 1..254) of the e4m3 scale of a block whose maximum is ``amax`` (fp32): 448 = 1.75 * 2^8."""
+    """Biased exponent (int32) of the e4m3 scale of a block whose maximum is ``amax`` (fp32): 448 = 1.75 * 2^8."""
     bits = tl.maximum(amax, FLOOR).to(tl.int32, bitcast=True)
     return ((bits + 0x1FFFFF) >> 23) - 8
 
 
 @triton.jit
 def fp4_scale_byte(amax):
-    """Biased exponent (int32, 1..253) of the e2m1 scale of a block whose maximum is ``amax`` (fp32): 6 = 1.5 * 2^2."""
+    """Biased exponent (int32) of the e2m1 scale of a block whose maximum is ``amax`` (fp32): 6 = 1.5 * 2^2."""
     bits = tl.maximum(amax, 6.0 * 2.0**-126).to(tl.int32, bitcast=True)
     return ((bits + 0x3FFFFF) >> 23) - 2
 

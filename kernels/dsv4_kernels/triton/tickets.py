@@ -1,8 +1,8 @@
 """Counters with which the programs of one launch find out which of them finishes last.
 
 A kernel that splits one result over several programs has each draw a ticket; the holder of the last one combines the
-parts and puts the counter back to zero. The counters are therefore zeroed once, ahead of any CUDA graph, and every stream
-has its own, since two launches that share them must not overlap.
+parts and puts the counter back to zero. The counters are therefore zeroed once, ahead of any CUDA graph, and every
+stream has its own, since two launches that share them must not overlap.
 """
 
 import torch
