@@ -157,7 +157,7 @@ class Sequences:
         for name, group in self._groups.items():
             if group == "full":
                 continue
-            dead = sorted(set(self.tables[group].unique().tolist()) - alive[group])
+            dead = sorted(set(self.tables[group].flatten().tolist()) - alive[group])
             _poison_pages(self.caches[name], torch.tensor(dead, dtype=torch.long, device=self.device), self.poison or 0)
 
     def _pages(self, group: str, row: int, columns: range) -> list[int]:

@@ -67,21 +67,34 @@ def quantize_fp4(x: torch.Tensor, block: int = 32) -> tuple[torch.Tensor, torch.
     """
     blocks = torch.unflatten(x.float(), -1, (-1, block))
     exponents = scale_exponents(blocks.abs().amax(-1), FP4_MAX, FP4_AMAX_FLOOR)
-    scaled = torch.ldexp(blocks, -exponents.unsqueeze(-1)).flatten(-2)
+    codes = _e2m1_codes(torch.ldexp(blocks, -exponents.unsqueeze(-1)).flatten(-2))
+    return codes[..., 0::2] | (codes[..., 1::2] << 4), exponents
+
+
+def _e2m1_codes(scaled: torch.Tensor) -> torch.Tensor:
+    """4-bit codes of the nearest e2m1 values; larger magnitudes become 6."""
     a = scaled.abs()
     # ties go to the even code: upwards at .75, 1.75 and 3.5, downwards at the others
     up = (a >= 0.75).int() + (a >= 1.75).int() + (a >= 3.5).int()
     down = (a > 0.25).int() + (a > 1.25).int() + (a > 2.5).int() + (a > 5.0).int()
-    codes = (up + down + 8 * torch.signbit(scaled).int()).to(torch.uint8)
-    return codes[..., 0::2] | (codes[..., 1::2] << 4), exponents
+    return (up + down + 8 * torch.signbit(scaled).int()).to(torch.uint8)
+
+
+def _e2m1_values(codes: torch.Tensor) -> torch.Tensor:
+    table = torch.tensor(_E2M1, device=codes.device)
+    return table[(codes & 7).long()] * (1 - 2 * (codes >> 3).int())
+
+
+def nearest(precision: str, scaled: torch.Tensor) -> torch.Tensor:
+    """The nearest ``fp8`` (e4m3fn) or ``fp4`` (e2m1) value of each element, ties to even, clamped, as fp32."""
+    if precision == "fp8":
+        return scaled.float().clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).float()
+    return _e2m1_values(_e2m1_codes(scaled.float()))
 
 
 def dequantize_fp4(packed: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
     """Undo ``quantize_fp4``: fp32 [..., dim] from packed bytes and int exponents [..., dim / block]."""
-    codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2).long()
-    table = torch.tensor(_E2M1, device=packed.device)
-    values = table[codes & 7] * (1 - 2 * (codes >> 3))
-    return _apply(values, exponents)
+    return _apply(_e2m1_values(torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)), exponents)
 
 
 def ue8m0(exponents: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,210 @@
+"""Comparing what a stage returned: most outputs are activations, the others each have their own notion of equal."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from dsv4_kernels.codec import dequantize_fp4, scale_exponents
+
+from dsv4bench.verify.difference import (
+    ACCUMULATION_TOLERANCE,
+    LOGIT_TOLERANCE,
+    LSE_TOLERANCE,
+    ROW_TOLERANCE,
+    Difference,
+    activation_difference,
+    describe,
+    exact,
+    row_difference,
+)
+from dsv4bench.verify.quantised import INDEX_QUERY, OUTPUT, power_exponents, quantised_difference
+
+Outputs = tuple[Any, ...]
+Comparer = Callable[[dict[str, Any], Outputs, Outputs, torch.Tensor], list[Difference]]
+"""Arguments, the provider's outputs, the reference's, token numbers → differences."""
+
+_WEIGHT_TOLERANCE = 1e-5
+"""Head weights: two or three fp32 products, relative to the row's maximum."""
+_LOGIT_SUM = 5
+"""Terms of both signs cancel in a logit: its error is that of its terms, which are larger."""
+_LSE_SUM = 5
+"""An absolute error of a natural logarithm near 5 is a relative one of its argument."""
+_ACTIVATIONS = ("x", "q", "o", "kv_score", "index_q", "q_latent", "qkv_latent", "kv", "index_k", "o_values")
+
+
+def computed_in(arguments: dict[str, Any]) -> torch.dtype:
+    """The dtype that decides tolerances: of the stage's activations."""
+    dtypes: list[torch.dtype] = [arguments[n].dtype for n in _ACTIVATIONS if arguments.get(n) is not None]
+    return dtypes[0] if dtypes else torch.float32
+
+
+def compare_outputs(
+    name: str, arguments: dict[str, Any], actual: Outputs, expected: Outputs, tokens: torch.Tensor
+) -> list[Difference]:
+    """Compare the outputs of a stage; all tensors hold the same tokens, whose numbers ``tokens`` gives."""
+    return _COMPARERS.get(name, _activations)(arguments, actual, expected, tokens)
+
+
+def _activations(
+    arguments: dict[str, Any], actual: Outputs, expected: Outputs, tokens: torch.Tensor
+) -> list[Difference]:
+    dtype, found = computed_in(arguments), []
+    for got, want in zip(actual, expected, strict=True):
+        dims = ("token", "head")[: got.dim() - 1]
+        if got.dtype == torch.float32 and dtype not in ROW_TOLERANCE:
+            found.append(row_difference("output", got, want, ACCUMULATION_TOLERANCE, dims, tokens))
+        else:
+            found.append(activation_difference("output", got, want, dtype, dims, tokens))
+    return found
+
+
+def _index_query(
+    arguments: dict[str, Any], actual: Outputs, expected: Outputs, tokens: torch.Tensor
+) -> list[Difference]:
+    values, scales, weights = actual
+    exact_values, _, exact_weights = expected
+    precision, dims = arguments["precision"], ("token", "head")
+    if precision == "fp8":
+        exponents = _folded_exponents(weights, exact_weights, exact_values)
+        weights = torch.ldexp(weights, -exponents)
+        exponents = exponents.unsqueeze(-1)
+        found = quantised_difference(
+            "index q",
+            torch.ldexp(values.float(), exponents),
+            exponents,
+            exact_values,
+            INDEX_QUERY["fp8"],
+            dims,
+            tokens,
+        )
+    elif precision == "fp4":
+        exponents = scales.int() - 127
+        dequantised = dequantize_fp4(values, exponents)
+        found = quantised_difference("index q", dequantised, exponents, exact_values, INDEX_QUERY["fp4"], dims, tokens)
+    else:
+        found = activation_difference("index q", values, exact_values, values.dtype, dims, tokens)
+    return [found, row_difference("index weights", weights, exact_weights, _WEIGHT_TOLERANCE, labels=tokens)]
+
+
+def _folded_exponents(weights: torch.Tensor, exact: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Exponents of the query scales that were multiplied into the head weights, int32 [T, HI].
+
+    A weight of zero hides its scale, and then nothing depends on it: take the right one.
+    """
+    quantiser = INDEX_QUERY["fp8"]
+    right = scale_exponents(values.to(torch.bfloat16).abs().amax(-1), quantiser.largest, quantiser.floor)
+    ratio = weights / torch.where(exact != 0, exact, 1.0)
+    exponents = torch.where(ratio > 0, ratio, 2.0**-1000).log2().round().int()
+    return torch.where(exact != 0, exponents, right)
+
+
+def _logits(arguments: dict[str, Any], actual: Outputs, expected: Outputs, tokens: torch.Tensor) -> list[Difference]:
+    want = expected[0]
+    visible = torch.arange(want.shape[1], device=want.device) < arguments["candidate_lens"][:, None]
+    # what lies beyond the candidates may be anything, NaN included
+    got = torch.where(visible, actual[0][:, : want.shape[1]], 0.0)
+    queries, cache = arguments["index_q_values"], arguments["indexer_cache"]
+    tolerance = LOGIT_TOLERANCE
+    if queries.dtype in ROW_TOLERANCE and cache.format.precision in ("fp32", "fp64"):
+        tolerance = _LOGIT_SUM * ROW_TOLERANCE[queries.dtype]
+    return [row_difference("logits", got, torch.where(visible, want, 0.0), tolerance, labels=tokens)]
+
+
+def _topk(arguments: dict[str, Any], actual: Outputs, expected: Outputs, tokens: torch.Tensor) -> list[Difference]:
+    """Every selected index once, in range, as many as there are; none beaten by an unselected one beyond tolerance."""
+    chosen, k, logits = actual[0].long(), arguments["k"], arguments["logits"]
+    lens = arguments["candidate_lens"].clamp_max(logits.shape[1]).long()
+    count = lens.clamp_max(k)
+    column = torch.arange(k, device=chosen.device)
+    head = column < count[:, None]
+    in_range = (chosen >= 0) & (chosen < lens[:, None])
+    width = int(lens.max()) if len(lens) else 0
+    hits = torch.zeros((len(chosen), width + 1), dtype=torch.long, device=chosen.device)
+    hits.scatter_add_(1, torch.where(in_range, chosen, width), in_range.long())
+    hits = hits[:, :width]
+    complete = (in_range == head).all(1) & (hits <= 1).all(1) & torch.where(head, True, chosen == -1).all(1)
+    found = [exact("indices", bool(complete.all()), _first(~complete, tokens, "duplicate, missing or out of range"))]
+    if not width:
+        return found
+    seen = torch.arange(width, device=chosen.device) < lens[:, None]
+    score = torch.where(seen, logits[:, :width], 0.0)
+    lowest = torch.where(seen & (hits > 0), score, torch.inf).amin(1)
+    highest = torch.where(seen & (hits == 0), score, -torch.inf).amax(1)
+    scale = score.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny)
+    beaten = ((highest - lowest) / scale).nan_to_num(0.0, posinf=0.0, neginf=0.0).clamp_min(0)
+    flat = int(beaten.argmax())
+    recall = _recall(chosen, expected[0], count)
+    return [
+        *found,
+        Difference(
+            "selection",
+            float(beaten[flat]),
+            LOGIT_TOLERANCE,
+            describe(flat, beaten.shape, ("token",), tokens),
+            {"selection_recall": recall},
+        ),
+    ]
+
+
+def _recall(chosen: torch.Tensor, right: torch.Tensor, count: torch.Tensor) -> float:
+    """Smallest share of a row's right indices that were chosen."""
+    shares = [
+        len(set(a[:n].tolist()) & set(b[:n].tolist())) / n
+        for a, b, n in zip(chosen.cpu(), right.cpu(), count.tolist(), strict=True)
+        if n
+    ]
+    return min(shares, default=1.0)
+
+
+def _index_map(arguments: dict[str, Any], actual: Outputs, expected: Outputs, tokens: torch.Tensor) -> list[Difference]:
+    """The same slots within the scanned length; their order is free."""
+    slots, lens = actual
+    want, _ = expected
+    column = torch.arange(slots.shape[1], device=slots.device)
+    scanned = torch.where(column < lens[:, None], slots, -1).clamp_min(-1)
+    wrong = (scanned.sort(dim=1).values != want.sort(dim=1).values).any(1)
+    return [exact("slots", not bool(wrong.any()), _first(wrong, tokens, "other slots than the top-k's"))]
+
+
+def _attention(arguments: dict[str, Any], actual: Outputs, expected: Outputs, tokens: torch.Tensor) -> list[Difference]:
+    (out, lse), (want, want_lse) = actual, expected
+    dtype, dims = arguments["q"].dtype, ("token", "head")
+    empty = want_lse == -torch.inf
+    error = torch.where(empty, torch.where(lse == -torch.inf, 0.0, torch.inf), (lse - want_lse).abs())
+    error = error.double().nan_to_num(torch.inf, posinf=torch.inf)
+    tolerance = LSE_TOLERANCE if dtype not in ROW_TOLERANCE else _LSE_SUM * ROW_TOLERANCE[dtype]
+    flat = int(error.argmax()) if error.numel() else 0
+    worst = float(error.flatten()[flat]) if error.numel() else 0.0
+    where = describe(flat, error.shape, dims, tokens) if error.numel() else ""
+    return [
+        activation_difference("o", out, want, dtype, dims, tokens),
+        Difference("lse", worst, tolerance, where, {"lse_error": worst}),
+    ]
+
+
+def _output_quant(
+    arguments: dict[str, Any], actual: Outputs, expected: Outputs, tokens: torch.Tensor
+) -> list[Difference]:
+    values, scales = actual
+    dims = ("token", "group")
+    if scales is None:
+        return [activation_difference("o_values", values, expected[0], computed_in(arguments), dims, tokens)]
+    exponents = power_exponents(scales)
+    dequantised = (torch.unflatten(values.float(), -1, (-1, OUTPUT.block)) * scales.unsqueeze(-1)).flatten(-2)
+    return [quantised_difference("o_values", dequantised, exponents, expected[0], OUTPUT, dims, tokens)]
+
+
+def _first(wrong: torch.Tensor, tokens: torch.Tensor, what: str) -> str:
+    if not bool(wrong.any()):
+        return ""
+    return f"token {int(tokens[int(wrong.int().argmax())])}: {what}"
+
+
+_COMPARERS: dict[str, Comparer] = {
+    "indexer_query_rope_quant": _index_query,
+    "indexer_logits": _logits,
+    "topk": _topk,
+    "index_map": _index_map,
+    "sparse_attention": _attention,
+    "inverse_rope_quant": _output_quant,
+}

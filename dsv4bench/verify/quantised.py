@@ -1,0 +1,150 @@
+"""Quantised values may differ from the reference's only where rounding was nearly a tie.
+
+A provider computes what it quantises in its own order of operations, so a value may lie one bf16 ulp away before
+quantisation. Everything that quantising any such value could give is right; nothing else is.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from dsv4_kernels.cache import PagedCache
+from dsv4_kernels.codec import (
+    FP4_AMAX_FLOOR,
+    FP8_AMAX_FLOOR,
+    OUTPUT_AMAX_FLOOR,
+    nearest,
+    record_view,
+    scale_exponents,
+    scale_view,
+)
+from dsv4_kernels.formats import FP4_MAX, FP8_MAX, EntryFormat
+
+from dsv4bench.verify.difference import QUANTISED_TOLERANCE, Difference, describe
+
+SCALE_FLOOR = "scale-floor"
+"""Deviation: another lower bound of the scale, which shows in blocks that are all but zero."""
+
+
+@dataclass(frozen=True)
+class Quantiser:
+    """How blocks are quantised: target type, elements per scale, largest value, lower bound of a block's maximum."""
+
+    precision: str
+    block: int
+    largest: float
+    floor: float
+
+
+INDEX_QUERY = {
+    "fp8": Quantiser("fp8", 128, FP8_MAX, FP8_AMAX_FLOOR),
+    "fp4": Quantiser("fp4", 32, FP4_MAX, FP4_AMAX_FLOOR),
+}
+OUTPUT = Quantiser("fp8", 128, FP8_MAX, OUTPUT_AMAX_FLOOR)
+
+
+def cache_quantiser(format: EntryFormat) -> Quantiser:
+    """The quantiser of a cache format."""
+    if format.precision == "fp4":
+        return Quantiser("fp4", format.quant_block, FP4_MAX, FP4_AMAX_FLOOR)
+    return Quantiser("fp8", format.quant_block, FP8_MAX, FP8_AMAX_FLOOR)
+
+
+def quantised_difference(
+    what: str,
+    actual: torch.Tensor,
+    exponents: torch.Tensor,
+    exact: torch.Tensor,
+    quantiser: Quantiser,
+    dims: tuple[str, ...],
+    labels: torch.Tensor | None = None,
+) -> Difference:
+    """Compare dequantised values with what quantising values within one bf16 ulp of ``exact`` could give.
+
+    Args:
+        what: name of the tensor.
+        actual: dequantised values, [..., n · block].
+        exponents: scale exponents that the provider stored, int [..., n].
+        exact: values before quantisation, same shape as ``actual``.
+        quantiser: the definition.
+        dims: names of the leading dims.
+        labels: indices of the first dim.
+    """
+    if not actual.numel():
+        return Difference(what, 0.0, QUANTISED_TOLERANCE)
+    blocks = torch.unflatten(exact.float(), -1, (-1, quantiser.block))
+    stored = torch.unflatten(actual.float(), -1, (-1, quantiser.block))
+    # beside one bf16 ulp, the noise of an fp32 rotation, which a cancelled pair shows
+    ulp = torch.maximum(_bf16_ulp(blocks), 2.0**-22 * blocks.abs().amax(-1, keepdim=True))
+    low, high = blocks - ulp, blocks + ulp
+    least, most = (blocks.abs() - ulp).clamp_min(0).amax(-1), (blocks.abs() + ulp).amax(-1)
+    smallest = scale_exponents(least, quantiser.largest, quantiser.floor)
+    largest = scale_exponents(most, quantiser.largest, quantiser.floor)
+    misscaled = (exponents < smallest) | (exponents > largest)
+    scale = exponents.unsqueeze(-1)
+    allowed_low = torch.ldexp(nearest(quantiser.precision, torch.ldexp(low, -scale)), scale)
+    allowed_high = torch.ldexp(nearest(quantiser.precision, torch.ldexp(high, -scale)), scale)
+    beyond = torch.maximum(allowed_low - stored, stored - allowed_high).clamp_min(0)
+    beyond = torch.where(stored.isfinite(), beyond, math.inf)
+    norm = blocks.square().sum((-1, -2)).sqrt()
+    error = beyond.square().sum((-1, -2)).sqrt() / torch.where(norm > 0, norm, 1.0)
+    error = torch.where(misscaled.any(-1), math.inf, error)
+    flat = int(error.argmax())
+    where = describe(flat, error.shape, dims, labels)
+    deviation = ""
+    if misscaled.any():
+        bad = misscaled.flatten(0, -2)[flat]
+        block = int(bad.int().argmax())
+        got, want = int(exponents.flatten(0, -2)[flat, block]), int(smallest.flatten(0, -2)[flat, block])
+        where += f", block {block}: scale byte {got + 127}, expected {want + 127}"
+        deviation = SCALE_FLOOR if _all_tiny(misscaled, least, exponents, smallest, quantiser) else ""
+    numbers = {"snr_db": snr_db(actual, exact)}
+    return Difference(what, float(error.flatten()[flat]), QUANTISED_TOLERANCE, where, numbers, deviation)
+
+
+def _all_tiny(
+    misscaled: torch.Tensor,
+    least: torch.Tensor,
+    exponents: torch.Tensor,
+    expected: torch.Tensor,
+    quantiser: Quantiser,
+) -> bool:
+    """Whether every wrong scale is merely a higher floor (at most 2^-13, a floor of 1e-4 on the scale itself)."""
+    raised = (exponents > expected) & (exponents <= -13) & (least <= quantiser.largest * 2.0**-13)
+    return bool(raised[misscaled].all())
+
+
+def _bf16_ulp(x: torch.Tensor) -> torch.Tensor:
+    """Distance of neighbouring bf16 values around each element."""
+    _, exponent = torch.frexp(x)
+    return torch.where(x == 0, 0.0, torch.ldexp(torch.ones_like(x), exponent - 8))
+
+
+def snr_db(actual: torch.Tensor, exact: torch.Tensor) -> float:
+    """Signal-to-noise ratio in decibels of stored values over the values before storing; capped at 200."""
+    signal = exact.double().square().sum()
+    noise = (actual.double() - exact.double()).square().sum()
+    if not bool(noise > 0) or not bool(signal > 0):
+        return 200.0
+    return float((10 * torch.log10(signal / noise)).clamp(-200, 200).nan_to_num(-200.0))
+
+
+def stored_exponents(cache: PagedCache, slots: torch.Tensor) -> torch.Tensor:
+    """Scale exponents of quantised entries, int32 [S, blocks]; a scale that is no power of two counts as 2^-1000."""
+    page, entry = slots // cache.entries, slots % cache.entries
+    format = cache.format
+    if format.role == "latent":
+        scales = record_view(cache)[page, entry][:, 512:528].contiguous().view(torch.float32)
+        return power_exponents(scales)
+    scales = scale_view(cache)[page, entry]
+    if format.role == "main":
+        return scales[:, :7].int() - 127
+    if format.precision == "fp4":
+        return scales.int() - 127
+    return power_exponents(scales.contiguous().view(torch.float32))
+
+
+def power_exponents(scales: torch.Tensor) -> torch.Tensor:
+    """Exponents of fp32 powers of two, int32; −1000 for anything else."""
+    mantissa, exponent = torch.frexp(scales.float())
+    return torch.where(mantissa == 0.5, exponent - 1, -1000).int()
