@@ -1,0 +1,75 @@
+"""Floors against a table of measured cells, and the rates that cannot be."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from dsv4bench.analysis.roofline import Floor, Peaks, floor, floors, from_cache, impossible_rate, serial_floor
+from dsv4bench.model.cost import Cost, layer_costs
+from dsv4bench.model.gpus import gpu_named
+from dsv4bench.model.shape import V4_PRO, LayerKind
+from dsv4bench.model.step import LayerStep
+from dsv4bench.results.manifest import Ceilings
+
+TABLE = Path(__file__).parents[2] / "data" / "roofline" / "h200_floors.csv"
+H200 = Peaks.datasheet(gpu_named("H200"))
+MEASURED = Peaks(4.3e12, 790e12, 1220e12, "measured")
+
+
+def test_floors_equal_the_table_of_measured_cells() -> None:
+    with TABLE.open(newline="") as file:
+        for cell in csv.DictReader(file):
+            cost = Cost(int(cell["min_bytes"]), int(cell["flops"]))
+            assert floor(cost, MEASURED).seconds * 1e6 == pytest.approx(float(cell["floor_us"]), abs=6e-4), cell
+
+
+def test_the_larger_side_bounds() -> None:
+    assert floor(Cost(4_300_000, 790_000), MEASURED) == Floor(pytest.approx(1e-6), "memory")
+    assert floor(Cost(4_300, 790_000_000), MEASURED) == Floor(pytest.approx(1e-6), "compute")
+    assert floor(Cost(0, 0), MEASURED) == Floor(0.0, "memory")
+
+
+def test_fp8_work_is_held_to_the_fp8_peak_and_to_bf16_where_there_is_none() -> None:
+    work = Cost(1, 1_220_000_000, "fp8")
+    assert floor(work, MEASURED).seconds == pytest.approx(1e-6)
+    a100 = Peaks.datasheet(gpu_named("A100-80G"))
+    assert floor(work, a100).seconds == pytest.approx(1_220_000_000 / 312e12)
+
+
+def test_percent_is_the_share_of_the_measured_time_that_is_unavoidable() -> None:
+    """FlashMLA at batch 128 and a million tokens: 445 µs over a floor of 177 µs is 40 %."""
+    assert Floor(176.692e-6, "compute").percent(445.21e-6) == pytest.approx(39.7, abs=0.05)
+
+
+def test_measured_peaks_fall_back_to_the_datasheet() -> None:
+    gpu = gpu_named("H200")
+    assert Peaks.measured(Ceilings(copy_bytes_per_second=4.2e12, bf16_flops_per_second=7e14), gpu) == Peaks(
+        4.2e12, 7e14, gpu.fp8_flops, "measured"
+    )
+    assert Peaks.measured(Ceilings(copy_bytes_per_second=4.2e12)) is None
+
+
+def test_a_faster_card_has_lower_floors_for_every_stage() -> None:
+    costs = layer_costs(LayerStep(V4_PRO, LayerKind.C4A, (65536,) * 8, (1,) * 8))
+    slow, fast = floors(costs, H200), floors(costs, Peaks.datasheet(gpu_named("B200")))
+    assert tuple(slow) == tuple(costs)
+    assert all(fast[stage].seconds < slow[stage].seconds for stage in costs)
+    assert serial_floor(slow.values()) == pytest.approx(sum(part.seconds for part in slow.values()))
+
+
+def test_flops_above_the_datasheet_are_impossible_warm_or_cold() -> None:
+    work = Cost(1, 2_000_000_000_000)
+    for cold in (True, False):
+        assert "2000 TFLOP/s exceed the 989 TFLOP/s of the datasheet H200" in impossible_rate(
+            work, 1e-3, H200, cold=cold
+        )
+    assert impossible_rate(work, 3e-3, H200, cold=True) == ""
+
+
+def test_bytes_above_the_datasheet_are_impossible_cold_and_cached_warm() -> None:
+    work = Cost(4_800_000_000, 1)
+    assert "9.60 TB/s exceed the 4.80 TB/s" in impossible_rate(work, 0.5e-3, H200, cold=True)
+    assert impossible_rate(work, 0.5e-3, H200, cold=False) == ""
+    assert from_cache(work, 0.5e-3, H200)
+    assert not from_cache(work, 1.1e-3, H200)
