@@ -62,7 +62,12 @@ def compare(base: Run, others: Sequence[Run], limits: Limits) -> tuple[list[Comp
         base_ids = {pair.new.case_id: pair.base.case_id for pair in pairs}
         verdicts, found = judged([base], other, limits)
         notes += [f"{other.path}: {note}" for note in found]
+        equal = sum(Reason.MEMORY_EQUAL in verdict.reasons for verdict in verdicts)
+        if equal:
+            notes.append(f"{other.path}: memory figures unchanged: {equal}")
         for verdict in verdicts:
+            if Reason.MEMORY_EQUAL in verdict.reasons:
+                continue
             case_id = verdict.subject.case_id
             key = (base_ids.get(case_id, case_id), verdict.subject.metric)
             table.setdefault(key, [None] * len(others))[column] = verdict

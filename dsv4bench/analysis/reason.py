@@ -14,6 +14,7 @@ class Reason(StrEnum):
     UNCONFIRMED = "unconfirmed"
     NOT_CONFIRMED = "not_confirmed"
     WITHIN_TOLERANCE = "within_tolerance"
+    SMALL = "change_within_tolerance"
     BELOW_FLOOR = "below_floor"
     INCLUDES_ZERO = "interval_includes_zero"
     REACHES_TOLERANCE = "interval_reaches_tolerance"
@@ -41,9 +42,10 @@ MEANING = {
     Reason.UNCONFIRMED: "not measured again, because the device is not here",
     Reason.NOT_CONFIRMED: "measured again in a fresh process, the change was not there",
     Reason.WITHIN_TOLERANCE: "the upper bound of the interval is below the tolerance",
+    Reason.SMALL: "the change itself is no larger than the tolerance",
     Reason.BELOW_FLOOR: "the absolute change is below the floor",
     Reason.INCLUDES_ZERO: "the interval includes no change",
-    Reason.REACHES_TOLERANCE: "the interval reaches the tolerance: more rounds would decide",
+    Reason.REACHES_TOLERANCE: "the upper bound of the interval reaches the tolerance",
     Reason.CLOCK_EXPLAINS: "counted in clock cycles the change has the other sign: the clock moved, not the code",
     Reason.NO_CLOCK: "no SM clock was recorded, so the change could not be checked in cycles",
     Reason.NOT_SIGNIFICANT: "not significant once every gated case is counted (Holm)",

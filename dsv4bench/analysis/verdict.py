@@ -172,7 +172,7 @@ def _doubts(evidence: Evidence, limits: Limits, adjusted_p: float) -> tuple[Reas
     estimate = evidence.estimate
     found = {
         Reason.INCLUDES_ZERO: abs(estimate.log_effect) <= estimate.half_width,
-        Reason.WITHIN_TOLERANCE: abs(estimate.log_effect) <= math.log1p(limits.tolerance),
+        Reason.SMALL: abs(estimate.log_effect) <= math.log1p(limits.tolerance),
         Reason.BELOW_FLOOR: abs(evidence.absolute) <= limits.floor,
         Reason.CLOCK_EXPLAINS: evidence.cycles is not None and evidence.cycles * estimate.log_effect <= 0,
         Reason.NOT_SIGNIFICANT: adjusted_p > 1 - CONFIDENCE,

@@ -1,5 +1,6 @@
 """``dsv4bench compare``: runs side by side, worst case first."""
 
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,7 @@ from rich.console import Console
 from dsv4bench.analysis.compare import compare as compare_runs
 from dsv4bench.analysis.compare import refused
 from dsv4bench.analysis.verdict import PRESETS
-from dsv4bench.cli.gate import Preset
+from dsv4bench.cli.gate import WIDE, Preset
 from dsv4bench.errors import IncomparableError, UserError
 from dsv4bench.report.compare_text import compare_csv, compare_json, compare_markdown, compare_table, run_names
 from dsv4bench.results.run_directory import read_run
@@ -42,7 +43,7 @@ def compare(
     names = run_names(read)
     match format:
         case Format.TABLE:
-            Console().print(compare_table(names, comparisons))
+            Console(width=None if sys.stdout.isatty() else WIDE).print(compare_table(names, comparisons))
             for note in notes:
                 typer.echo(note, err=True)
         case Format.MD:

@@ -1,6 +1,7 @@
 """``dsv4bench gate``: did anything get slower? A verdict per case and one exit code."""
 
 import os
+import sys
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from enum import StrEnum
@@ -17,12 +18,16 @@ from dsv4bench.analysis.verdict import PRESETS, Evidence, Outcome, Subject
 from dsv4bench.errors import MeasurementError, UserError
 from dsv4bench.report.github import annotations, append_step_summary
 from dsv4bench.report.junit import junit_xml
+from dsv4bench.report.verdict_cells import equal_bytes
 from dsv4bench.report.verdict_json import faster_before, gate_json
 from dsv4bench.report.verdict_markdown import HEADLINE, against, gate_markdown
-from dsv4bench.report.verdict_table import verdict_table
+from dsv4bench.report.verdict_table import decisions, verdict_table
 from dsv4bench.results.baseline import ROOT, SELFTEST, find_base, folder_of
 from dsv4bench.results.noise import CaseNoise, read_noise
 from dsv4bench.results.run_directory import MANIFEST, Run, read_run
+
+WIDE = 160
+"""Columns of a table that no terminal limits."""
 
 
 class Preset(StrEnum):
@@ -170,9 +175,12 @@ def _write(report: GateReport, exporters: dict[Path | None, Callable[[GateReport
 
 
 def _print(report: GateReport, *, explain: bool, github: bool) -> None:
-    Console().print(verdict_table(report.verdicts, explain=explain))
-    for note in report.notes:
-        typer.echo(f"note: {note}", err=True)
+    Console(width=None if sys.stdout.isatty() else WIDE).print(verdict_table(report.verdicts))
+    if explain:
+        typer.echo(f"\n{decisions(report.verdicts)}")
+    for note in (equal_bytes(report.verdicts), *report.notes):
+        if note:
+            typer.echo(f"note: {note}", err=True)
     if github:
         for line in annotations(report):
             typer.echo(line)

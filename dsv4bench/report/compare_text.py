@@ -32,7 +32,7 @@ def compare_table(names: Sequence[str], comparisons: Sequence[Comparison]) -> Ta
         table.add_column(name, justify="right", no_wrap=True)
         table.add_column("change", justify="right", no_wrap=True)
         table.add_column("95 % interval", justify="right", no_wrap=True)
-        table.add_column("verdict", overflow="fold")
+        table.add_column("verdict", overflow="fold", min_width=24)
     for item in comparisons:
         cells = [_name(item).replace("[", r"\["), _base(item)]
         for verdict in item.verdicts:
@@ -54,7 +54,7 @@ def compare_markdown(runs: Sequence[Run], comparisons: Sequence[Comparison], not
         heads += [name, "Change", "95 % interval", "Speedup", "Verdict"]
     lines = [_line(heads), _line(["---", *["---:"] * (len(heads) - 1)])]
     for item in comparisons:
-        cells = [f"`{_name(item)}`", _base(item)]
+        cells = [f"`{_name(item)}`".replace("|", r"\|"), _base(item)]
         for verdict in item.verdicts:
             cells += ["–"] * 5 if verdict is None else _markdown_cells(verdict)
         lines.append(_line(cells))

@@ -18,6 +18,8 @@ def change(value: float | None) -> str:
     """A relative change with its sign: ``+4.9 %``; under one per cent with two decimals."""
     if value is None or not math.isfinite(value):
         return "–"
+    if abs(value) < 0.5e-4:
+        return "0.00 %"
     return f"{value:+.{1 if abs(value) >= 0.01 else 2}%}".replace("%", " %")
 
 

@@ -1,5 +1,8 @@
 """The cells that every table of verdicts shares, as text."""
 
+import math
+from collections.abc import Iterable
+
 from dsv4bench.analysis.reason import MEANING, Reason
 from dsv4bench.analysis.verdict import Outcome, Subject, Verdict
 from dsv4bench.report.quantity import change, interval, seconds, share
@@ -19,6 +22,17 @@ REMARKS = (Reason.NO_CLOCK, Reason.VERSION_DIFFERS, Reason.RENAMED)
 """Reasons that decide nothing and stand in no table's cell."""
 
 
+def notable(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """Verdicts worth a line in a table: equal bytes are only counted."""
+    return [verdict for verdict in verdicts if Reason.MEMORY_EQUAL not in verdict.reasons]
+
+
+def equal_bytes(verdicts: Iterable[Verdict]) -> str:
+    """How many memory figures are equal, in words; empty if there are none."""
+    count = sum(Reason.MEMORY_EQUAL in verdict.reasons for verdict in verdicts)
+    return f"memory figures unchanged: {count}" if count else ""
+
+
 def figure(subject: Subject, value: float | None) -> str:
     """A time or a number of bytes, by what the subject measures."""
     if value is None:
@@ -32,8 +46,9 @@ def name(subject: Subject) -> str:
 
 
 def speedup(verdict: Verdict) -> str:
-    """Base over new: ``1.04×``."""
-    return f"{verdict.base / verdict.new:.2f}×" if verdict.base and verdict.new else "–"
+    """Base over new, for times: ``1.04×``."""
+    timed = verdict.subject.metric.startswith("time")
+    return f"{verdict.base / verdict.new:.2f}×" if timed and verdict.base and verdict.new else "–"
 
 
 def interval_of(verdict: Verdict) -> str:
@@ -64,7 +79,7 @@ def explanation(verdict: Verdict) -> list[str]:
             f"floor {seconds(limits.floor)}"
         )
         if evidence.cycles is not None:
-            lines.append(f"in clock cycles: {100 * evidence.cycles:+.2f} %")
+            lines.append(f"in clock cycles: {change(math.expm1(evidence.cycles))}")
     elif verdict.base is not None and verdict.new is not None:
         lines.append(f"{figure(verdict.subject, verdict.base)} → {figure(verdict.subject, verdict.new)}")
     lines += [f"{reason.value}: {MEANING[reason]}" for reason in verdict.reasons]

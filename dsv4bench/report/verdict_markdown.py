@@ -5,7 +5,17 @@ from collections.abc import Iterable
 from dsv4bench.analysis.gate import GateReport
 from dsv4bench.analysis.verdict import Outcome, Verdict
 from dsv4bench.report.quantity import change
-from dsv4bench.report.verdict_cells import MARK, explanation, figure, interval_of, name, speedup, why
+from dsv4bench.report.verdict_cells import (
+    MARK,
+    equal_bytes,
+    explanation,
+    figure,
+    interval_of,
+    name,
+    notable,
+    speedup,
+    why,
+)
 from dsv4bench.results.run_directory import Run
 
 HEADLINE = {
@@ -26,7 +36,7 @@ def gate_markdown(report: GateReport) -> str:
         f"{number} {outcome.value}" for outcome in Outcome if (number := report.count(outcome))
     )  # fmt: skip
     loud = [verdict for verdict in report.verdicts if verdict.outcome is not Outcome.PASS]
-    quiet = [verdict for verdict in report.verdicts if verdict.outcome is Outcome.PASS]
+    quiet = [verdict for verdict in notable(report.verdicts) if verdict.outcome is Outcome.PASS]
     parts = [f"### {mark} {title}", f"{counts}. {against(report)}"]
     if loud:
         parts.append(verdict_rows(loud))
@@ -34,7 +44,9 @@ def gate_markdown(report: GateReport) -> str:
         parts.append(folded(f"{len(quiet)} passed", verdict_rows(quiet)))
     if loud:
         parts.append(folded("Decisions", "\n".join(_decision(verdict) for verdict in loud)))
-    parts += [f"- {note}" for note in report.notes]
+    notes = [note for note in (equal_bytes(report.verdicts), *report.notes) if note]
+    if notes:
+        parts.append("\n".join(f"- {note}" for note in notes))
     parts.append(folded("Environment", environment(report.run)))
     return "\n\n".join(parts) + "\n"
 
@@ -48,7 +60,7 @@ def verdict_rows(verdicts: Iterable[Verdict]) -> str:
     for verdict in verdicts:
         cells = (
             f"{MARK[verdict.outcome]} {verdict.outcome.value}",
-            f"`{name(verdict.subject)}`",
+            f"`{name(verdict.subject)}`".replace("|", r"\|"),
             figure(verdict.subject, verdict.base),
             figure(verdict.subject, verdict.new),
             change(verdict.effect),

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from dsv4bench.analysis.verdict import Outcome, Verdict
 from dsv4bench.report.quantity import change
-from dsv4bench.report.verdict_cells import explanation, figure, interval_of, name, why
+from dsv4bench.report.verdict_cells import explanation, figure, interval_of, name, notable, why
 
 STYLE = {
     Outcome.REGRESSED: "bold red",
@@ -18,17 +18,16 @@ STYLE = {
 }
 
 
-def verdict_table(verdicts: Iterable[Verdict], *, explain: bool = False) -> Table:
-    """One line a verdict, in the order given; with ``explain`` the whole decision under each."""
+def verdict_table(verdicts: Iterable[Verdict]) -> Table:
+    """One line a verdict, in the order given; equal bytes are left out."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("verdict", no_wrap=True)
     table.add_column("case", overflow="fold")
     for heading in ("base", "new", "change", "95 % interval"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("why", overflow="fold")
-    for verdict in verdicts:
+    table.add_column("why", overflow="fold", min_width=24)
+    for verdict in notable(verdicts):
         subject, outcome = verdict.subject, verdict.outcome
-        reasons = "\n".join(explanation(verdict)) if explain else why(verdict)
         table.add_row(
             f"[{STYLE[outcome]}]{outcome.value}[/]",
             name(subject).replace("[", r"\["),
@@ -36,6 +35,15 @@ def verdict_table(verdicts: Iterable[Verdict], *, explain: bool = False) -> Tabl
             figure(subject, verdict.new),
             change(verdict.effect),
             interval_of(verdict),
-            reasons.replace("[", r"\["),
+            why(verdict).replace("[", r"\["),
         )
     return table
+
+
+def decisions(verdicts: Iterable[Verdict]) -> str:
+    """Every decision in sentences, numbers put in."""
+    blocks = []
+    for verdict in notable(verdicts):
+        lines = "".join(f"\n  {line}" for line in explanation(verdict))
+        blocks.append(f"{name(verdict.subject)} is {verdict.outcome.value}{lines}")
+    return "\n".join(blocks)

@@ -67,6 +67,11 @@ def stored_runs(folder: Path) -> list[Run]:
     return sorted((read_run(path) for path in files), key=lambda run: run.manifest.started)
 
 
+def baseline_folders(root: Path) -> list[Path]:
+    """Folders under a root that hold baselines, ``<gpu>/<scenario>`` each."""
+    return sorted({path.parent for path in root.glob("*/*/*.json") if path.name != SELFTEST})
+
+
 def find_base(path: Path, manifest: Manifest) -> list[Run]:
     """What a run is held against: a run directory, a stored file, a folder of stored files, or the root of them all.
 

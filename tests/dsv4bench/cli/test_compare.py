@@ -1,0 +1,86 @@
+import csv
+import io
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from dsv4bench.cli.compare import compare
+from dsv4bench.errors import IncomparableError, UserError
+from tests.dsv4bench.stored_runs import CONTRACT, around, row, run, shuffled, write_directory, write_file
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two sides of the same rounds and a run measured apart, as a file."""
+    a = run([row("slower", around(1e-4), engine_bytes=1), row("same", around(2e-4))])
+    b = run([row("slower", shuffled(1.1e-4), engine_bytes=1), row("same", shuffled(2e-4))])
+    c = run([row("slower", around(0.5e-4)), row("same", around(2e-4))], "apart", 2)
+    return [
+        str(path)
+        for path in (
+            write_directory(a, tmp_path / "before"),
+            write_directory(b, tmp_path / "after"),
+            write_file(c, tmp_path / "apart.json"),
+        )
+    ]
+
+
+def output(*words: str) -> str:
+    app = typer.Typer()
+    app.command()(compare)
+    result = CliRunner().invoke(app, list(words))
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_the_table_has_the_worst_case_first(runs):
+    lines = output(*runs[:2]).splitlines()
+    assert lines[0].split()[:4] == ["case", "before", "after", "change"]
+    assert lines[1].split()[0] == "slower"
+    assert "+10.0 %" in lines[1]
+    assert "regressed: above_tolerance, unconfirmed" in lines[1]
+    assert "pass: within_tolerance" in lines[2]
+
+
+def test_a_third_run_adds_columns(runs):
+    header = output(*runs).splitlines()[0]
+    assert [word for word in header.split() if word in ("before", "after", "apart")] == ["before", "after", "apart"]
+
+
+def test_markdown_reads_as_before_after_speedup(runs):
+    text = output(*runs[:2], "--format", "md")
+    assert text.startswith("| Case | before | after | Change | 95 % interval | Speedup | Verdict |\n")
+    assert "| `slower` | 100.0 µs | 110.0 µs | +10.0 % |" in text
+    assert "memory figures unchanged: 2" in text
+
+
+def test_csv_has_a_line_per_case_and_run_in_si_units(runs):
+    lines = list(csv.DictReader(io.StringIO(output(*runs, "--format", "csv"))))
+    slower = [line for line in lines if line["case"] == "slower" and line["metric"] == "time"]
+    assert [(line["run"], float(line["new"])) for line in slower] == [
+        ("after", pytest.approx(1.1e-4)),
+        ("apart", pytest.approx(0.5e-4)),
+    ]
+
+
+def test_json_carries_every_verdict(runs):
+    record = json.loads(output(*runs, "--format", "json"))
+    assert (record["base"], record["runs"]) == ("before", ["after", "apart"])
+    first = record["cases"][0]
+    assert [verdict["outcome"] for verdict in first["verdicts"]] == ["regressed", "inconclusive"]
+
+
+def test_one_run_is_not_enough(runs):
+    with pytest.raises(UserError, match="at least two runs"):
+        output(runs[0])
+
+
+def test_unlike_contracts_are_an_error_after_the_table(tmp_path, runs):
+    cold = row("slower", around(1e-4), contract=CONTRACT.model_copy(update={"l2": "cold"}))
+    other = write_directory(run([cold], "cold", 3), tmp_path / "cold")
+    with pytest.raises(IncomparableError, match="unlike contracts"):
+        output(runs[0], str(other))

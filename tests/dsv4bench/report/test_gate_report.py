@@ -1,0 +1,131 @@
+"""Every exporter of the gate, on one report that has each outcome."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import xmlschema
+
+from dsv4bench.analysis.compare import judged
+from dsv4bench.analysis.gate import GateReport, by_severity
+from dsv4bench.analysis.verdict import PRESETS, Outcome
+from dsv4bench.report.github import SUMMARY_LIMIT, annotations, append_step_summary
+from dsv4bench.report.junit import junit_xml
+from dsv4bench.report.verdict_json import faster_before, gate_json
+from dsv4bench.report.verdict_markdown import gate_markdown
+from dsv4bench.report.verdict_table import decisions
+from dsv4bench.results.row import Status
+from tests.dsv4bench.stored_runs import CONTRACT, around, row, run, shuffled
+
+DATA = Path(__file__).parents[2] / "data"
+SCHEMA = xmlschema.XMLSchema(DATA / "junit.xsd")
+
+
+def report(*, strict: bool = False) -> GateReport:
+    cold = CONTRACT.model_copy(update={"l2": "cold"})
+    names = ("same", "slower", "quicker", "wrong", "noisy", "other <contract> & \"quotes\" 'n' |pipes|")
+    base = run([row(name, around(1e-4), engine_bytes=5000) for name in names])
+    new = run(
+        [
+            row("same", shuffled(1e-4), engine_bytes=5000),
+            row("slower", shuffled(1.05e-4), engine_bytes=5120),
+            row("quicker", shuffled(0.9e-4), engine_bytes=5000),
+            row("wrong", status=Status.INCORRECT, reason="worst error 3, at most 0.01: 100 % off"),
+            row("noisy", shuffled(1e-4, spread=0.2), engine_bytes=5000),
+            row(names[-1], around(1e-4), contract=cold, engine_bytes=5000),
+        ]
+    )
+    verdicts, notes = judged([base], new, PRESETS["default"])
+    return GateReport(new, (base,), "default", strict, by_severity(verdicts), tuple(notes))
+
+
+def test_the_report_under_test_has_every_outcome():
+    assert {verdict.outcome for verdict in report().verdicts} == set(Outcome)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_junit_is_valid_by_its_schema(strict):
+    SCHEMA.validate(junit_xml(report(strict=strict)))
+
+
+def test_the_schema_can_refuse():
+    broken = junit_xml(report()).replace("<failure", "<failed").replace("</failure", "</failed")
+    with pytest.raises(xmlschema.XMLSchemaValidationError):
+        SCHEMA.validate(broken)
+
+
+@pytest.mark.parametrize(
+    ("strict", "counts"),
+    [(False, {"failures": 2, "errors": 2, "skipped": 1}), (True, {"failures": 3, "errors": 2, "skipped": 0})],
+)
+def test_junit_counts_what_it_holds(strict, counts):
+    [suite] = ElementTree.fromstring(junit_xml(report(strict=strict)))
+    assert {key: int(suite.attrib[key]) for key in counts} == counts
+    assert int(suite.attrib["tests"]) == len(suite.findall("testcase")) == len(report().verdicts)
+    for tag, key in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+        assert len(suite.findall(f"testcase/{tag}")) == counts[key]
+
+
+def test_markdown_is_as_reviewed():
+    """A golden file; after a wanted change write ``gate_markdown(report())`` to it and read the difference."""
+    assert gate_markdown(report()) == (DATA / "gate_report.md").read_text(encoding="utf-8")
+
+
+def test_every_line_of_a_markdown_table_has_as_many_cells():
+    lines = [line.replace(r"\|", "") for line in gate_markdown(report()).splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in lines}) == 1
+
+
+def test_json_is_strict_and_in_si_units():
+    record = json.loads(gate_json(report()), parse_constant=pytest.fail)
+    slower = next(item for item in record["verdicts"] if item["label"] == "slower" and item["metric"] == "time")
+    assert record["exit_code"] == 1
+    assert slower["new"] == pytest.approx(1.05e-4)
+    assert slower["effect"] == pytest.approx(0.05)
+    assert slower["lower"] < slower["effect"] < slower["upper"]
+    assert slower["reasons"] == ["above_tolerance", "unconfirmed"]
+    assert (slower["tolerance"], slower["floor"]) == (0.03, 5e-7)
+
+
+def test_the_cases_that_an_earlier_report_found_faster_are_read_back(tmp_path):
+    path = tmp_path / "gate.json"
+    assert faster_before(path, "another run") == set()
+    path.write_text(gate_json(report()))
+    assert faster_before(path, "another run") == {"id-quicker"}
+    assert faster_before(path, "run") == set(), "the same run twice is not two runs"
+    path.write_text(path.read_text()[:100])
+    assert faster_before(path, "another run") == set()
+
+
+def test_annotations_are_escaped_workflow_commands():
+    lines = annotations(report())
+    assert [line.split()[0] for line in lines] == [
+        *["::error"] * 4,
+        "::warning",
+        "::notice",
+    ]
+    assert all("\n" not in line for line in lines)
+    [wrong] = [line for line in lines if "wrong" in line]
+    assert wrong == (
+        "::error title=failed%3A wrong::measurement_failed: incorrect: worst error 3, at most 0.01: 100 %25 off"
+    )
+
+
+def test_the_step_summary_is_appended_and_cut_to_what_github_takes(tmp_path):
+    path = tmp_path / "summary"
+    path.write_text("before\n")
+    append_step_summary(report(), path)
+    assert path.read_text().startswith("before\n### ❌ decode: regression")
+    long = report()
+    append_step_summary(
+        GateReport(long.run, long.base, "default", False, long.verdicts, ("ä" * SUMMARY_LIMIT,)), tmp_path / "long"
+    )
+    assert (tmp_path / "long").stat().st_size <= SUMMARY_LIMIT
+
+
+def test_a_decision_is_explained_with_its_numbers():
+    text = decisions(report().verdicts)
+    assert "100.0 µs → 105.0 µs: +5.0 %" in text
+    assert "tolerance 3 %, floor 500.0 ns" in text
+    assert "unconfirmed: not measured again, because the device is not here" in text
