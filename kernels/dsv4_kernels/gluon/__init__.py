@@ -1,0 +1,1 @@
+"""Gluon kernels: forms that place data in registers and shared memory by hand, for one GPU generation each."""

@@ -1,0 +1,184 @@
+"""Indexer logits over paged keys, decode and prefill alike: every token against every entry its request can see.
+
+A persistent grid shares the step's real work: programs take equal runs of 128-entry steps, laid end to end over the
+tokens by the lengths that the device holds, so that neither the model's maximum nor the longest request sizes anything.
+Scores are laid out entries x heads, which keeps the sum over heads within four threads.
+"""
+
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+
+from dsv4_kernels.cache import PagedCache
+from dsv4_kernels.triton.launch import begin, launch_options
+
+_STEP = 128
+_PROGRAMS_PER_PROCESSOR = 3
+_MOST_TOKENS = 4096
+"""Tokens of one launch: every program holds all of their lengths."""
+_LOADED = {"fp8": tl.float8e4nv, "bf16": tl.bfloat16, "fp4": tl.uint8}
+
+
+@triton.jit
+def _e2m1(packed):
+    """Packed e2m1 pairs uint8 [N, 64] as fp32 [N, 128], low nibble first."""
+    byte = packed.to(tl.int32)
+    code = tl.reshape(tl.join(byte & 15, byte >> 4), [packed.shape[0], 128])
+    exponent = (code >> 1) & 3
+    mantissa = (code & 1).to(tl.float32)
+    power = ((exponent + 126) << 23).to(tl.float32, bitcast=True)
+    value = tl.where(exponent == 0, 0.5 * mantissa, (1.0 + 0.5 * mantissa) * power)
+    return tl.where(code > 7, -value, value)
+
+
+@triton.jit
+def _apply_ue8m0(values, bytes):
+    """Scale fp32 [N, 128] per 32 elements by ue8m0 bytes [N, 4]."""
+    N: tl.constexpr = values.shape[0]
+    exponent = bytes.to(tl.int32)
+    scale = tl.where(exponent > 0, exponent << 23, 0x400000).to(tl.float32, bitcast=True)
+    return tl.reshape(tl.reshape(values, [N, 4, 32]) * scale[:, :, None], [N, 128])
+
+
+@triton.jit
+def _load_query(q, q_scales, token, HEADS: tl.constexpr, PRECISION: tl.constexpr, DOT: tl.constexpr):
+    """One token's queries [HEADS, 128] in the type they are multiplied in."""
+    head = tl.arange(0, HEADS)
+    row = token * HEADS + head
+    if PRECISION == "fp4":
+        packed = tl.load(q + row[:, None] * 64 + tl.arange(0, 64)[None, :])
+        scales = tl.load(q_scales + row[:, None] * 4 + tl.arange(0, 4)[None, :])
+        return _apply_ue8m0(_e2m1(packed), scales).to(DOT)
+    return tl.load(q + row[:, None] * 128 + tl.arange(0, 128)[None, :]).to(DOT)
+
+
+@triton.jit
+def _score_step(
+    step, query, weights, pages, page_stride, table, length, out_row,
+    STEP: tl.constexpr, ENTRIES: tl.constexpr, PRECISION: tl.constexpr, LOADED: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Logits of entries step * STEP .. of one token."""
+    index = step * STEP + tl.arange(0, STEP)
+    inside = index < length
+    entry = index % ENTRIES
+    page = pages + tl.load(table + index // ENTRIES, mask=inside, other=0).to(tl.int64) * page_stride
+    if PRECISION == "fp4":
+        packed = tl.load((page + entry * 64)[:, None] + tl.arange(0, 64)[None, :], mask=inside[:, None], other=0)
+        scale_bytes = tl.load(
+            (page + ENTRIES * 64 + entry * 4)[:, None] + tl.arange(0, 4)[None, :], mask=inside[:, None], other=127
+        )
+        keys = _apply_ue8m0(_e2m1(packed), scale_bytes).to(DOT)
+    else:
+        BYTES: tl.constexpr = LOADED.primitive_bitwidth // 8
+        record = (page + entry * (128 * BYTES)).to(tl.pointer_type(LOADED))
+        keys = tl.load(record[:, None] + tl.arange(0, 128)[None, :], mask=inside[:, None], other=0.0).to(DOT)
+    scores = tl.dot(keys, tl.trans(query))
+    logits = tl.sum(tl.maximum(scores, 0.0) * weights[None, :], axis=1)
+    if PRECISION == "fp8":
+        scale = (page + ENTRIES * 128 + entry * 4).to(tl.pointer_type(tl.float32))
+        logits *= tl.load(scale, mask=inside, other=0.0)
+    tl.store(out_row + index, logits, mask=inside)
+
+
+@triton.jit
+def _indexer_logits_kernel(
+    q, q_scales, weights, pages, page_stride, block_table, table_stride, token_to_request, lens, out, out_stride,
+    first_token, tokens,
+    TOKENS: tl.constexpr, HEADS: tl.constexpr, STEP: tl.constexpr, ENTRIES: tl.constexpr, PRECISION: tl.constexpr,
+    LOADED: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr, INTERPRETED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    program = tl.program_id(0).to(tl.int64)
+    programs = tl.num_programs(0)
+    every = tl.arange(0, TOKENS)
+    steps = tl.cdiv(tl.load(lens + first_token + every, mask=every < tokens, other=0), STEP)
+    ends = tl.cumsum(steps, axis=0)
+    total = tl.sum(steps, axis=0)
+    at = (program * total // programs).to(tl.int32)
+    end = ((program + 1) * total // programs).to(tl.int32)
+    head = tl.arange(0, HEADS)
+    while at < end:
+        nth = tl.sum((ends <= at).to(tl.int32), axis=0)
+        begins = tl.sum(tl.where(every < nth, steps, 0), axis=0)
+        stop = tl.minimum(end - begins, tl.sum(tl.where(every == nth, steps, 0), axis=0))
+        token = (first_token + nth).to(tl.int64)
+        length = tl.load(lens + token)
+        query = _load_query(q, q_scales, token, HEADS, PRECISION, DOT)
+        weight = tl.load(weights + token * HEADS + head)
+        table = block_table + tl.load(token_to_request + token).to(tl.int64) * table_stride
+        out_row = out + token * out_stride
+        # the interpreter cannot iterate over a range of its own scalars, the compiler pipelines nothing else
+        if INTERPRETED:
+            step = at - begins
+            while step < stop:
+                _score_step(
+                    step, query, weight, pages, page_stride, table, length, out_row, STEP, ENTRIES, PRECISION, LOADED,
+                    DOT,
+                )  # fmt: skip
+                step += 1
+        else:
+            for step in tl.range(at - begins, stop, num_stages=STAGES):
+                _score_step(
+                    step, query, weight, pages, page_stride, table, length, out_row, STEP, ENTRIES, PRECISION, LOADED,
+                    DOT,
+                )  # fmt: skip
+        at = begins + stop
+
+
+def indexer_logits(
+    *,
+    index_q_values: torch.Tensor,
+    index_q_scales: torch.Tensor | None,
+    index_weights: torch.Tensor,
+    indexer_cache: PagedCache,
+    block_table: torch.Tensor,
+    token_to_request: torch.Tensor,
+    candidate_lens: torch.Tensor,
+    max_candidates: int,
+) -> torch.Tensor:
+    """Score of every visible entry: ``sum over heads of weight · relu(q · k)``.
+
+    Args:
+        index_q_values: e4m3 or bf16 [T, HI, 128], or packed e2m1 uint8 [T, HI, 64]; contiguous.
+        index_q_scales: ue8m0 uint8 [T, HI, 4] for fp4, else None.
+        index_weights: fp32 [T, HI].
+        indexer_cache: index keys in the queries' precision.
+        block_table: int32 [B, n], pages per request.
+        token_to_request: int32 [T].
+        candidate_lens: int32 [T], visible entries per token.
+        max_candidates: width of the result.
+
+    Returns:
+        fp32 [T, max_candidates]; columns from ``candidate_lens`` on are not written.
+
+    Raises:
+        ValueError: the cache's precision has no kernel, or the queries are not contiguous.
+    """
+    precision = indexer_cache.format.precision
+    if precision not in _LOADED:
+        raise ValueError(f"no logits kernel over {indexer_cache.format.name} caches; known: {', '.join(_LOADED)}")
+    if not index_q_values.is_contiguous() or not index_weights.is_contiguous():
+        raise ValueError("indexer queries and weights must be contiguous")
+    tokens, heads, _ = index_q_values.shape
+    out = torch.empty(tokens, max_candidates, dtype=torch.float32, device=index_q_values.device)
+    interpreted = triton.knobs.runtime.interpret
+    step = 32 if interpreted else _STEP
+    dot = tl.float8e4nv if precision == "fp8" else tl.float32 if interpreted else tl.bfloat16
+    for first in range(0, tokens if max_candidates else 0, _MOST_TOKENS):
+        count = min(tokens - first, _MOST_TOKENS)
+        programs = min(_processors(out.device) * _PROGRAMS_PER_PROCESSOR, count * triton.cdiv(max_candidates, step))
+        _indexer_logits_kernel[(programs,)](
+            index_q_values, index_q_values if index_q_scales is None else index_q_scales, index_weights,
+            indexer_cache.pages, indexer_cache.pages.stride(0), block_table, block_table.stride(0), token_to_request,
+            candidate_lens, out, out.stride(0), first, count, TOKENS=triton.next_power_of_2(count), HEADS=heads,
+            STEP=step, ENTRIES=indexer_cache.entries, PRECISION=precision, LOADED=_LOADED[precision], DOT=dot,
+            STAGES=3, INTERPRETED=interpreted, num_warps=4, **launch_options(),
+        )  # fmt: skip
+    return out
+
+
+@lru_cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2

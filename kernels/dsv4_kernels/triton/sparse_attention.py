@@ -1,0 +1,360 @@
+"""Sparse attention over two paged caches in one pass: any head count, fp8 and bf16 entries, V4 and V3.2 formats.
+
+A token's entries (window, then compressed) form tiles; a program takes one token, a block of heads and a share of the
+tiles. With more than one share the outputs are partial and a second kernel joins them. On Hopper, 64 heads or a multiple
+over fp8 entries go to the Gluon form of the same kernel; everything else, the interpreter included, to the one here.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+
+from dsv4_kernels.cache import PagedCache
+from dsv4_kernels.triton.launch import begin, launch_options
+
+_TILE = 64
+_SMALL_TILE = 16
+_VALUE = tl.constexpr(512)
+_LOG2E = tl.constexpr(1.4426950408889634)
+_LN2 = tl.constexpr(0.6931471805599453)
+_MAX_SPLITS = 128
+
+# Planning constants in microseconds, NVIDIA H200, 2026-11: see kernels/NOTES.md
+_TILE_COST = {"gluon": 2.1, "plain": 8.0}
+_COMBINE_COST = 2.0
+_PARTIAL_BYTES_PER_US = 3.0e6
+
+
+@triton.jit
+def _decode_e4m3(byte):
+    """e4m3 bytes to their values times 2^-120, fp32: exact, and the cast that some GPUs and the interpreter lack."""
+    bits = byte.to(tl.int32)
+    return (((bits & 0x80) << 24) | ((bits & 0x7F) << 20)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _load_entries(page, entry, scales, found, FORMAT: tl.constexpr):
+    """A tile's entries as bf16 [TILE, 512] and [TILE, 64], zero where not found.
+
+    For main entries the first part holds dims 0..447 (fp8) or everything (bf16) and the second dims 448..511 (fp8) or
+    nothing; for latent entries the value and the rope key.
+    """
+    TILE: tl.constexpr = entry.shape[0]
+    column = tl.arange(0, 512)[None, :]
+    tail = tl.arange(0, 64)[None, :]
+    seen = found[:, None]
+    if FORMAT == "main-fp8" or FORMAT == "latent-fp8":
+        block = tl.arange(0, 8)
+        within = tl.arange(0, 64)
+        if FORMAT == "main-fp8":
+            record = page + entry * 576
+            held = seen & (block < 7)[None, :]
+            exponent = tl.load(scales[:, None] + block[None, :], mask=held, other=127).to(tl.int32)
+            scale = tl.where(exponent > 0, exponent << 23, 0x400000).to(tl.float32, bitcast=True)
+            rope = record + 448
+        else:
+            record = page + entry * 656
+            held = seen & (block < 8)[None, :]
+            scale = tl.load(
+                (record + 512).to(tl.pointer_type(tl.float32))[:, None] + (block // 2)[None, :], mask=held, other=0.0
+            )
+            rope = record + 528
+        byte = tl.load(
+            record[:, None, None] + (block * 64)[None, :, None] + within[None, None, :], mask=held[:, :, None], other=0
+        )
+        value = _decode_e4m3(byte) * (2.0**120) * scale[:, :, None]
+        main = tl.reshape(value.to(tl.bfloat16), [TILE, 512])
+        second = tl.load(rope.to(tl.pointer_type(tl.bfloat16))[:, None] + tail, mask=seen, other=0.0)
+    else:
+        WIDTH: tl.constexpr = 512 if FORMAT == "main-bf16" else 576
+        record = (page + entry * (WIDTH * 2)).to(tl.pointer_type(tl.bfloat16))
+        main = tl.load(record[:, None] + column, mask=seen, other=0.0)
+        if FORMAT == "main-bf16":
+            second = tl.zeros([TILE, 64], tl.bfloat16)
+        else:
+            second = tl.load((record + 512)[:, None] + tail, mask=seen, other=0.0)
+    return main, second
+
+
+@triton.jit
+def _sparse_attention_kernel(
+    q, q_token_stride, q_head_stride,
+    window_pages, window_stride, window_indices, window_indices_stride, window_lens,
+    compressed_pages, compressed_stride, compressed_indices, compressed_indices_stride, compressed_lens,
+    sink, softmax_scale, out, lse, partial, partial_lse, num_heads, num_splits,
+    HAS_WINDOW: tl.constexpr, HAS_COMPRESSED: tl.constexpr, HAS_SINK: tl.constexpr, SPLIT: tl.constexpr,
+    W_ENTRIES: tl.constexpr, C_ENTRIES: tl.constexpr, FORMAT: tl.constexpr, HEADS: tl.constexpr, TILE: tl.constexpr,
+    DOT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    head_blocks = tl.cdiv(num_heads, HEADS)
+    split = tl.program_id(0) % num_splits
+    first_head = (tl.program_id(0) // num_splits) % head_blocks * HEADS
+    token = (tl.program_id(0) // num_splits // head_blocks).to(tl.int64)
+
+    window_len = 0
+    compressed_len = 0
+    if HAS_WINDOW:
+        window_len = tl.load(window_lens + token)
+    if HAS_COMPRESSED:
+        compressed_len = tl.load(compressed_lens + token)
+    window_tiles = tl.cdiv(window_len, TILE)
+    tiles = window_tiles + tl.cdiv(compressed_len, TILE)
+
+    HAS_TAIL: tl.constexpr = FORMAT != "main-bf16"
+    LATENT: tl.constexpr = FORMAT == "latent-fp8" or FORMAT == "latent-bf16"
+    heads = first_head + tl.arange(0, HEADS)
+    mine = (heads < num_heads)[:, None]
+    column = tl.arange(0, 512)
+    q_row = q + token * q_token_stride + heads[:, None] * q_head_stride
+    if FORMAT == "main-fp8":
+        query = tl.load(q_row + column[None, :], mask=mine & (column < 448)[None, :], other=0.0)
+    else:
+        query = tl.load(q_row + column[None, :], mask=mine, other=0.0)
+    if HAS_TAIL:
+        TAIL: tl.constexpr = 512 if LATENT else 448
+        query_tail = tl.load(q_row + TAIL + tl.arange(0, 64)[None, :], mask=mine, other=0.0)
+
+    acc = tl.zeros([HEADS, 512], tl.float32)
+    acc_tail = tl.zeros([HEADS, 64], tl.float32)
+    top = tl.full([HEADS], float("-inf"), tl.float32)
+    total = tl.zeros([HEADS], tl.float32)
+    scale = softmax_scale * _LOG2E
+    tile = split * tiles // num_splits
+    end = (split + 1) * tiles // num_splits
+    while tile < end:
+        windowed = tile < window_tiles
+        at = tl.where(windowed, tile, tile - window_tiles) * TILE + tl.arange(0, TILE)
+        indices = tl.where(
+            windowed, window_indices + token * window_indices_stride,
+            compressed_indices + token * compressed_indices_stride,
+        )  # fmt: skip
+        slot = tl.load(indices + at, mask=at < tl.where(windowed, window_len, compressed_len), other=-1)
+        found = slot >= 0
+        slot = tl.where(found, slot, 0).to(tl.int64)
+        entry = tl.where(windowed, slot % W_ENTRIES, slot % C_ENTRIES)
+        page = tl.where(windowed, window_pages, compressed_pages) + (
+            tl.where(windowed, slot // W_ENTRIES, slot // C_ENTRIES)
+            * tl.where(windowed, window_stride, compressed_stride)
+        )
+        scales = page + tl.where(windowed, W_ENTRIES, C_ENTRIES) * 576 + entry * 8
+        keys, keys_tail = _load_entries(page, entry, scales, found, FORMAT)
+
+        scores = tl.dot(query.to(DOT), tl.trans(keys.to(DOT)))
+        if HAS_TAIL:
+            scores = tl.dot(query_tail.to(DOT), tl.trans(keys_tail.to(DOT)), scores)
+        scores = tl.where(found[None, :], scores * scale, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, axis=1))
+        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weight = tl.exp2(scores - shift[:, None])
+        keep = tl.exp2(top - shift)
+        total = total * keep + tl.sum(weight, axis=1)
+        acc = tl.dot(weight.to(DOT), keys.to(DOT), acc * keep[:, None])
+        if FORMAT == "main-fp8":
+            acc_tail = tl.dot(weight.to(DOT), keys_tail.to(DOT), acc_tail * keep[:, None])
+        top = new_top
+        tile += 1
+
+    any_seen = total > 0
+    natural = tl.where(any_seen, (top + tl.log2(tl.where(any_seen, total, 1.0))) * _LN2, float("-inf"))
+    norm = tl.where(any_seen, 1.0 / tl.where(any_seen, total, 1.0), 0.0)
+    if SPLIT:
+        row = (token * num_splits + split) * num_heads + heads
+        target = partial
+        tl.store(partial_lse + row, natural, mask=heads < num_heads)
+    else:
+        row = token * num_heads + heads
+        target = out
+        tl.store(lse + row, natural, mask=heads < num_heads)
+        if HAS_SINK:
+            logit = tl.load(sink + heads, mask=heads < num_heads, other=0.0)
+            norm = norm / (1.0 + tl.exp2((logit - tl.where(any_seen, natural, 0.0)) * _LOG2E))
+    values = (acc * norm[:, None]).to(target.dtype.element_ty)
+    place = target + row[:, None] * _VALUE
+    if FORMAT == "main-fp8":
+        tl.store(place + column[None, :], values, mask=mine & (column < 448)[None, :])
+        tail = (acc_tail * norm[:, None]).to(target.dtype.element_ty)
+        tl.store(place + 448 + tl.arange(0, 64)[None, :], tail, mask=mine)
+    else:
+        tl.store(place + column[None, :], values, mask=mine)
+
+
+@triton.jit
+def _combine_kernel(
+    partial, partial_lse, sink, out, lse, num_heads, num_splits,
+    HAS_SINK: tl.constexpr, SPLITS: tl.constexpr, ROUNDS: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Join the shares of one (token, head), WIDTH output dims a program, SPLITS shares at a time."""
+    begin(PDL)
+    token = (tl.program_id(0) // num_heads).to(tl.int64)
+    head = tl.program_id(0) % num_heads
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    every = tl.arange(0, ROUNDS * SPLITS)
+    rows = (token * num_splits + every) * num_heads + head
+    shares = tl.load(partial_lse + rows, mask=every < num_splits, other=float("-inf"))
+    top = tl.max(shares, axis=0)
+    seen = top > float("-inf")
+    shift = tl.where(seen, top, 0.0)
+    total = tl.sum(tl.exp2((shares - shift) * _LOG2E), axis=0)
+    natural = tl.where(seen, shift + tl.log2(tl.where(seen, total, 1.0)) * _LN2, float("-inf"))
+    norm = tl.where(seen, 1.0 / tl.where(seen, total, 1.0), 0.0)
+    if HAS_SINK:
+        norm = norm / (1.0 + tl.exp2((tl.load(sink + head) - tl.where(seen, natural, 0.0)) * _LOG2E))
+    acc = tl.zeros([WIDTH], tl.float32)
+    for step in tl.static_range(ROUNDS):
+        some = step * SPLITS + tl.arange(0, SPLITS)
+        row = (token * num_splits + some) * num_heads + head
+        share = tl.load(partial_lse + row, mask=some < num_splits, other=float("-inf"))
+        values = tl.load(
+            partial + row[:, None] * _VALUE + column[None, :], mask=(some < num_splits)[:, None], other=0.0
+        )
+        acc += tl.sum(values * tl.exp2((share - shift) * _LOG2E)[:, None], axis=0)
+    place = token * num_heads + head
+    tl.store(out + place * _VALUE + column, (acc * norm).to(out.dtype.element_ty))
+    if tl.program_id(1) == 0:
+        tl.store(lse + place, natural)
+
+
+def sparse_attention(
+    *,
+    q: torch.Tensor,
+    window_cache: PagedCache | None,
+    window_indices: torch.Tensor | None,
+    window_lens: torch.Tensor | None,
+    compressed_cache: PagedCache | None,
+    compressed_indices: torch.Tensor | None,
+    compressed_lens: torch.Tensor | None,
+    sink: torch.Tensor | None,
+    softmax_scale: float,
+    splits: int | None = None,
+    form: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Multi-query attention of each token over the cache slots listed for it; keys are their own values.
+
+    Args:
+        q: bf16 [T, H, 512], or [T, H, 576] over latent entries.
+        window_cache: fp8 or bf16 window entries, None for dsa.
+        window_indices: int32 [T, n] slots; negative = nothing.
+        window_lens: int32 [T], leading columns to scan.
+        compressed_cache: compressed (dsa: per-token) entries, None for swa; the window's format.
+        compressed_indices: int32 [T, Ke] slots; negative = nothing.
+        compressed_lens: int32 [T], leading columns to scan.
+        sink: fp32 [H], joins the denominator only; or None.
+        softmax_scale: factor on q · k.
+        splits: shares of a token's entries; None lets the launcher size them to the GPU.
+        form: ``gluon`` or ``plain``; None takes the Gluon form wherever it applies.
+
+    Returns:
+        ``o`` bf16 [T, H, 512] and ``lse`` fp32 [T, H], natural log without the sink; 0 and −inf where nothing is seen.
+
+    Raises:
+        ValueError: the caches' formats differ or have no kernel, or ``form`` does not apply.
+    """
+    window = _Source.of(window_cache, window_indices, window_lens)
+    compressed = _Source.of(compressed_cache, compressed_indices, compressed_lens)
+    first, second = window or compressed, compressed or window
+    if first is None or second is None:
+        raise ValueError("sparse_attention needs a window cache, a compressed cache or both")
+    name = first.cache.format.name
+    if name not in _FORMATS or second.cache.format.name != name:
+        raise ValueError(f"no attention kernel over {name} and {second.cache.format.name} caches; known: {_FORMATS}")
+    tokens, heads, _ = q.shape
+    out = torch.empty(tokens, heads, 512, dtype=q.dtype, device=q.device)
+    lse = torch.empty(tokens, heads, dtype=torch.float32, device=q.device)
+    if tokens == 0:
+        return out, lse
+    options = launch_options()
+    gluon = _gluon_applies(q, first, second) if form is None else form == "gluon"
+    heads_per_program = 64 if gluon else min(64, max(16, triton.next_power_of_2(heads)))
+    tile = _SMALL_TILE if triton.knobs.runtime.interpret else _TILE
+    tiles = sum(triton.cdiv(source.indices.shape[1], tile) for source in (window, compressed) if source)
+    blocks = tokens * triton.cdiv(heads, heads_per_program)
+    if splits is None:
+        splits = plan_splits(blocks, tiles, heads_per_program, _processors(q.device), "gluon" if gluon else "plain")
+    split = splits > 1
+    partial = torch.empty((tokens, splits, heads, 512) if split else (1,), dtype=torch.float32, device=q.device)
+    partial_lse = torch.empty((tokens, splits, heads) if split else (1,), dtype=torch.float32, device=q.device)
+    arguments = (
+        q, q.stride(0), q.stride(1), *first.arguments(), *second.arguments(),
+        lse if sink is None else sink, softmax_scale, out, lse, partial, partial_lse, heads, splits,
+    )  # fmt: skip
+    constants = {
+        "HAS_WINDOW": window is not None, "HAS_COMPRESSED": compressed is not None, "HAS_SINK": sink is not None,
+        "SPLIT": split, "W_ENTRIES": first.cache.entries, "C_ENTRIES": second.cache.entries,
+    }  # fmt: skip
+    if gluon:
+        from dsv4_kernels.gluon.sparse_attention import sparse_attention_kernel
+
+        sparse_attention_kernel[(blocks * splits,)](*arguments, **constants, num_warps=8, **options)
+    else:
+        # numpy has no bf16 products: the interpreter multiplies in fp32
+        dot = tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16
+        _sparse_attention_kernel[(blocks * splits,)](
+            *arguments, **constants, FORMAT=name, HEADS=heads_per_program, TILE=tile, DOT=dot,
+            num_warps=8 if heads > 16 else 4, num_stages=1, **options,
+        )  # fmt: skip
+    if split:
+        at_once = min(32, triton.next_power_of_2(splits))
+        width = min(512, 4096 // at_once)
+        _combine_kernel[(tokens * heads, 512 // width)](
+            partial, partial_lse, lse if sink is None else sink, out, lse, heads, splits, HAS_SINK=sink is not None,
+            SPLITS=at_once, ROUNDS=triton.next_power_of_2(triton.cdiv(splits, at_once)), WIDTH=width, **options,
+        )  # fmt: skip
+    return out, lse
+
+
+_FORMATS = ("main-fp8", "main-bf16", "latent-fp8", "latent-bf16")
+
+
+@dataclass(frozen=True)
+class _Source:
+    """One of the two lists of entries a token attends."""
+
+    cache: PagedCache
+    indices: torch.Tensor
+    lens: torch.Tensor
+
+    @staticmethod
+    def of(cache: PagedCache | None, indices: torch.Tensor | None, lens: torch.Tensor | None) -> "_Source | None":
+        return None if cache is None or indices is None or lens is None else _Source(cache, indices, lens)
+
+    def arguments(self) -> tuple[object, ...]:
+        return self.cache.pages, self.cache.pages.stride(0), self.indices, self.indices.stride(0), self.lens
+
+
+def _gluon_applies(q: torch.Tensor, first: _Source, second: _Source) -> bool:
+    """Whether the Hopper form can run: its device, its format, whole blocks of heads, rows that allow 16-byte loads."""
+    if triton.knobs.runtime.interpret or not q.is_cuda or torch.cuda.get_device_capability(q.device)[0] != 9:
+        return False
+    pages = (first.cache.pages, second.cache.pages)
+    aligned = all(page.data_ptr() % 16 == 0 and page.stride(0) % 16 == 0 for page in pages)
+    aligned = aligned and q.data_ptr() % 16 == 0 and q.stride(0) % 8 == 0 and q.stride(1) % 8 == 0
+    return first.cache.format.name == "main-fp8" and q.shape[1] % 64 == 0 and aligned
+
+
+@lru_cache
+def plan_splits(blocks: int, tiles: int, heads: int, processors: int, form: str) -> int:
+    """Shares per token that finish first: full waves of short programs against the traffic of joining them.
+
+    Args:
+        blocks: (token, head block) pairs.
+        tiles: largest number of tiles a token can have.
+        heads: heads per block.
+        processors: multiprocessors, one program each.
+        form: kernel whose measured tile cost applies.
+    """
+
+    def cost(splits: int) -> float:
+        waves = triton.cdiv(blocks * splits, processors)
+        joined = blocks * splits * heads * 512 * 4 * 2 / _PARTIAL_BYTES_PER_US
+        return waves * triton.cdiv(tiles, splits) * _TILE_COST[form] + (_COMBINE_COST + joined if splits > 1 else 0.0)
+
+    return min(range(1, min(max(tiles, 1), _MAX_SPLITS) + 1), key=cost)
+
+
+@lru_cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
