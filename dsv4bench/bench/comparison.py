@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from dsv4bench.bench.check import check_outputs, check_replay, worst
+from dsv4bench.bench.check import check_replay, check_run, share_of_tolerance, worse
 from dsv4bench.bench.compilation import CompileLog
 from dsv4bench.bench.energy import energy_per_call
 from dsv4bench.bench.failure import UnsupportedError, status_of
@@ -30,6 +30,10 @@ T = TypeVar("T")
 
 PADDING = 64 * 2**20
 """A round's buffers lie behind a pad of random size up to this, so that no two rounds share their addresses."""
+
+
+BF16 = 2
+"""Bytes of a projection's weight element, unless a provider's ``weight_bytes`` says otherwise."""
 
 
 class PoisonedError(Exception):
@@ -112,13 +116,16 @@ class Comparison:
         if reason := timer_of(side.contract).unavailable():
             raise UnsupportedError(f"timer {side.contract.timer} is not available here: {reason}")
         with self._spending.on("compile and first run"):
-            values = side.inputs(seed_of(timing.seed, case.pair_id, "check"))
+            seed = seed_of(timing.seed, case.pair_id, "before")
+            calls = side.calls(side.inputs(seed))
+            for call in calls.values():
+                call()
         if self._settings.check:
             with self._spending.on("checks"):
-                contender.accuracy = check_outputs(side, values)
+                contender.accuracy = check_run(side, seed)
         if self._settings.device.type == "cuda":
             with self._spending.on("launch counts"):
-                contender.launches = {name: count_launches(call) for name, call in side.calls(values).items()}
+                contender.launches = {name: count_launches(call) for name, call in calls.items()}
 
     def _rounds(self, contenders: Sequence[Contender]) -> list[Kept[Window]]:
         if not contenders:
@@ -175,10 +182,10 @@ class Comparison:
             return
         if settings.check:
             with self._spending.on("checks"):
-                seed = seed_of(settings.timing.seed, contender.case.pair_id, "check after")
-                contender.accuracy = worst(contender.accuracy, check_outputs(side, side.inputs(seed)))
+                seed = seed_of(settings.timing.seed, contender.case.pair_id, "after")
+                contender.accuracy = worse(contender.accuracy, check_run(side, seed))
                 if side.contract.graph:
-                    contender.accuracy = worst(contender.accuracy, check_replay(side, seed))
+                    contender.accuracy = worse(contender.accuracy, check_replay(side, seed))
         windows = kept.results
         row = self._row(contender, side, windows)
         if kept.repeated:
@@ -197,14 +204,16 @@ class Comparison:
         for name in names:
             what = name if len(names) > 1 else WHOLE
             timing = timing_of(windows, what, contender.launches.get(what), keep_rounds=False)
+            extra = {"weight_bytes": getattr(side.providers[name], "weight_bytes", BF16)}
+            provider = case.provider.of(name)
             stages.append(
-                StageRow(name=name, provider=case.provider.of(name), timing=timing, accuracy=accuracy.get(name))
+                StageRow(name=name, provider=provider, timing=timing, accuracy=accuracy.get(name), extra=extra)
             )
         whole = timing_of(windows, WHOLE, contender.launches.get(WHOLE), keep_rounds=True)
-        extra: dict[str, Any] = {"discarded_windows": sum(window.discarded for window in windows)}
+        about: dict[str, Any] = {"discarded_windows": sum(window.discarded for window in windows)}
         if contender.compiled:
-            extra["compiled"] = contender.compiled
-            extra["cache_bytes"] = {
+            about["compiled"] = contender.compiled
+            about["cache_bytes"] = {
                 kernel: size for kernel, size in self._log.cached_bytes.items() if kernel in contender.compiled
             }
         return Row(
@@ -217,10 +226,10 @@ class Comparison:
             status=Status.OK,
             layer=whole,
             stages=stages,
-            accuracy=max(accuracy.values(), key=lambda one: one.worst_error / one.tolerance, default=None),
+            accuracy=max(accuracy.values(), key=share_of_tolerance, default=None),
             compile_seconds=sum(contender.compiled.values()),
             energy_joules=self._energy(side, whole.median),
-            extra=extra,
+            extra=about,
         )
 
     def _energy(self, side: Side, seconds: float) -> float | None:

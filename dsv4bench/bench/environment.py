@@ -18,15 +18,13 @@ PREFIXES = ("VLLM_", "TRITON_", "CUDA_", "NCCL_", "DSV4BENCH_")
 SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 
-def describe_environment(
-    device: Device, sensor: Sensor | None, own_processes: frozenset[int] = frozenset()
-) -> Environment:
+def describe_environment(device: Device, sensor: Sensor | None, tenants: Mapping[str, list[GpuProcess]]) -> Environment:
     """Everything known about the machine a device sits in.
 
     Args:
         device: as a worker found it.
         sensor: of the card, if NVML answers.
-        own_processes: process ids that are ours and no co-tenants.
+        tenants: processes by UUID of the card, from before this run used it.
     """
     sha, dirty = git_state(Path.cwd())
     return Environment(
@@ -44,7 +42,7 @@ def describe_environment(
         git_sha=sha,
         git_dirty=dirty,
         variables=safe_variables(os.environ, Path.cwd()),
-        processes=co_tenants(device, sensor, own_processes),
+        processes=tenants.get(device.uuid, []),
     )
 
 
@@ -63,11 +61,6 @@ def describe_gpu(device: Device, sensor: Sensor | None) -> Gpu | None:
             "uuid": device.uuid or known.uuid,
         }
     )
-
-
-def co_tenants(device: Device, sensor: Sensor | None, own: frozenset[int]) -> list[GpuProcess]:
-    """Other processes that hold memory on the card."""
-    return sensor.processes(own) if sensor and device.type == "cuda" else []
 
 
 def safe_variables(variables: Mapping[str, str], working_directory: Path) -> dict[str, str]:

@@ -100,35 +100,44 @@ class Executor:
         assert worker is not None
         worker.send(Measure(tuple(sides), tuple(group), settings))
         watch = Watch(sides[0].case_id, settings.timing.timeout, self._clock)
+        waiting = {case.case_id: case for case in sides}
         while True:
             try:
                 event = worker.receive(watch.left())
-            except (TimeoutError, EOFError) as error:
-                late = isinstance(error, TimeoutError)
-                doing = f" while {watch.doing}" if watch.doing else ""
-                reason = (
-                    f"no result within {settings.timing.timeout:g} s (timing.timeout){doing}"
-                    if late
-                    else f"{worker.obituary()}{doing}"
-                )
+            except TimeoutError:
                 self.close()
-                culprit = next(case for case in sides if case.case_id == watch.case_id)
-                yield Measured(settings.failed(culprit, Status.TIMEOUT if late else Status.RUNTIME_ERROR, reason))
+                reason = f"no result within {settings.timing.timeout:g} s (timing.timeout), {watch.doing}"
+                yield from _blame(waiting, watch, settings, Status.TIMEOUT, reason)
+                return
+            except EOFError:
+                reason = f"{worker.obituary()}, {watch.doing}"
+                self.close()
+                yield from _blame(waiting, watch, settings, Status.RUNTIME_ERROR, reason)
                 return
             yield event
             if isinstance(event, Working):
                 watch.see(event)
+            elif isinstance(event, Measured):
+                waiting.pop(event.row.case_id, None)
             elif isinstance(event, Done):
                 if not event.healthy:
                     self.close()
                 return
 
 
+def _blame(
+    waiting: dict[str, Case], watch: "Watch", settings: Settings, status: Status, reason: str
+) -> Iterator[Measured]:
+    """The row of the case that a worker died on; none if that case had its row already."""
+    if culprit := waiting.get(watch.case_id):
+        yield Measured(settings.failed(culprit, status, reason))
+
+
 class Watch:
     """Which case a worker is on, and how much of its time is left; time is counted per case over its turns."""
 
     def __init__(self, case_id: str, timeout: float, clock: Callable[[], float]) -> None:
-        self.case_id, self.doing = case_id, ""
+        self.case_id, self.doing = case_id, "starting"
         self._timeout, self._clock = timeout, clock
         self._used: dict[str, float] = {}
         self._since = clock()

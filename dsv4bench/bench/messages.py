@@ -1,7 +1,7 @@
 """What a parent and its worker say to each other.
 
-The parent sends ``Probe`` or ``Measure``. The worker answers a probe with ``Found``, and a measurement with any number of
-``Working`` and ``Measured`` and one ``Done``.
+The parent sends ``Probe`` or ``Measure``. The worker answers a probe with ``Found``, and a measurement with any number
+of ``Working`` and ``Measured`` and one ``Done``.
 """
 
 from dataclasses import dataclass, field

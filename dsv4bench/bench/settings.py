@@ -29,6 +29,13 @@ class Settings:
 
     def failed(self, case: Case, status: Status, reason: str) -> Row:
         """A row without numbers."""
+        return self._row(case, status, reason)
+
+    def blank(self, case: Case) -> Row:
+        """The row of a case that is not timed (``kind: memory``)."""
+        return self._row(case, Status.OK, "")
+
+    def _row(self, case: Case, status: Status, reason: str) -> Row:
         contract = self.contract(case)
         return Row(
             case_id=case.case_id,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from dsv4bench.bench.failure import UnsupportedError
 from dsv4bench.bench.settings import Settings
 from dsv4bench.bench.timers import Call
+from dsv4bench.errors import UserError
 from dsv4bench.model.schedule import Schedule, make_schedule
 from dsv4bench.model.stage import STAGES, Stage
 from dsv4bench.providers.base import Need, Provider, implemented_stages
@@ -122,8 +123,6 @@ def _schedule(case: Case, device: str) -> Schedule | None:
 
 
 def _load(spec: str) -> Provider:
-    from dsv4bench.errors import UserError
-
     try:
         return load_provider(spec)
     except UserError as error:

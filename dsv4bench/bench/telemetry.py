@@ -83,6 +83,11 @@ class Sensor:
         """Joules since the driver was loaded; the counter moves about every 20 to 100 ms."""
         return _scaled(self._ask("nvmlDeviceGetTotalEnergyConsumption"), 1e-3)
 
+    def siblings(self) -> "list[Sensor]":
+        """Every card of the machine, this one included."""
+        count = self._nvml.nvmlDeviceGetCount()
+        return [Sensor(self._nvml, self._nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(count)]
+
     def driver(self) -> str | None:
         """Version of the driver."""
         try:
@@ -114,14 +119,10 @@ class Sensor:
             temperature_c=now.temperature_c,
         )
 
-    def processes(self, own: frozenset[int] = frozenset()) -> list[GpuProcess]:
-        """Processes that hold memory on the card, but for our own ids."""
+    def processes(self) -> list[GpuProcess]:
+        """Processes that hold memory on the card."""
         found = self._ask("nvmlDeviceGetComputeRunningProcesses") or []
-        return [
-            GpuProcess(name=self._process_name(process.pid), memory_bytes=process.usedGpuMemory)
-            for process in found
-            if process.pid not in own
-        ]
+        return [GpuProcess(name=self._process_name(one.pid), memory_bytes=one.usedGpuMemory) for one in found]
 
     def _process_name(self, pid: int) -> str:
         try:
@@ -158,6 +159,12 @@ def open_sensor(uuid: str = "", nvml: Any = None) -> tuple[Sensor | None, str]:
     except nvml.NVMLError as error:
         return None, f"NVML: {error}"
     return Sensor(nvml, handle), ""
+
+
+def all_tenants(nvml: Any = None) -> dict[str, list[GpuProcess]]:
+    """Processes on every card, by UUID; taken before a run uses one, so that none of them is its own."""
+    first, _ = open_sensor(nvml=nvml)
+    return {sensor.describe().uuid or "": sensor.processes() for sensor in (first.siblings() if first else ())}
 
 
 def _scaled(value: Any, factor: float) -> float | None:

@@ -24,7 +24,12 @@ class Worker:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=serve, args=(theirs, str(log)), name="dsv4bench-worker")
-        self.process.start()
+        # blocked across the start, so that a Ctrl-C reaches this process and never the worker
+        earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
         theirs.close()
 
     def send(self, task: Probe | Measure) -> None:
@@ -39,12 +44,14 @@ class Worker:
             TimeoutError: none within ``timeout`` seconds.
             EOFError: the process ended.
         """
-        if not self.connection.poll(max(timeout, 0.0)):
-            raise TimeoutError
         try:
-            return self.connection.recv()
+            ready = self.connection.poll(max(timeout, 0.0))
+            message = self.connection.recv() if ready else None
         except OSError as error:
             raise EOFError from error
+        if not ready:
+            raise TimeoutError
+        return message
 
     def kill(self) -> None:
         """End the process and everything it started."""

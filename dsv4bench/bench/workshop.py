@@ -49,6 +49,7 @@ class Workshop:
     def measure(self, task: Measure) -> bool:
         """Measure a comparison and send its rows; False when the device no longer works."""
         settings = task.settings
+        self._spending.take()  # what passed since the last task is in the parent's books
         if settings.device.type == "cuda":
             import torch
 

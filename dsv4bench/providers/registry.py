@@ -62,18 +62,32 @@ def load_provider(spec: str) -> Provider:
     path, _, attribute = spec.rpartition(":")
     if path.endswith(".py"):
         return _make(_file_attribute(Path(path), attribute), spec)
+    require_known(spec)
     name, _, variant = spec.partition(":")
-    targets = provider_targets()
-    if name not in targets:
-        raise UserError(
-            f"unknown provider {spec!r}; known: {', '.join(sorted(targets))}, or a file as path/to/file.py:Class"
-        )
-    module, _, attribute = targets[name][0].partition(":")
+    module, _, attribute = provider_targets()[name][0].partition(":")
     try:
         factory = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise UserError(f"provider {name!r} can't be loaded here: {error}") from error
     return _make(factory, spec, *((variant,) if variant else ()))
+
+
+def require_known(spec: str) -> None:
+    """Refuse a provider that can't exist, without importing anything.
+
+    Raises:
+        UserError: unknown name or missing file.
+    """
+    path, _, _ = spec.rpartition(":")
+    if path.endswith(".py"):
+        if not Path(path).is_file():
+            raise UserError(f"no such provider file: {path}")
+        return
+    known = provider_targets()
+    if spec.partition(":")[0] not in known:
+        raise UserError(
+            f"unknown provider {spec!r}; known: {', '.join(sorted(known))}, or a file as path/to/file.py:Class"
+        )
 
 
 def list_providers() -> list[ProviderInfo]:

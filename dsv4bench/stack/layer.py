@@ -15,6 +15,7 @@ from dsv4bench.scenario.case import CachePrecision
 from dsv4bench.scenario.workload import Workload
 from dsv4bench.stack.caches import LayerCaches, allocate, fill
 from dsv4bench.stack.inputs import Values, capacity, draw
+from dsv4bench.stack.scopes import scope
 from dsv4bench.stack.weights import make_weights
 
 
@@ -105,7 +106,8 @@ def stage_arguments(stage: Stage, values: Values) -> dict[str, Any]:
 
 def run_stage(stage: Stage, provider: object, values: Values) -> None:
     """Run one stage and store its outputs in ``values``; caches are written in place."""
-    result = stage_method(provider, stage.name)(**stage_arguments(stage, values))
+    with scope(stage.name):
+        result = stage_method(provider, stage.name)(**stage_arguments(stage, values))
     if len(stage.outputs) == 1:
         values[stage.outputs[0]] = result
     elif stage.outputs:

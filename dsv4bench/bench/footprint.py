@@ -1,0 +1,40 @@
+"""KV bytes of a case's layer for its whole batch: what the design needs, and what its pages take."""
+
+from fractions import Fraction
+
+from dsv4_kernels.formats import entry_format
+
+from dsv4bench.memory.ideal import EntryBytes, layer_bytes
+from dsv4bench.results.row import MemoryFigures
+from dsv4bench.scenario.case import Case
+
+
+def memory_of(case: Case) -> MemoryFigures:
+    """Ideal bytes of every request, and the bytes of the pages that its block tables hold.
+
+    Pages are those of a single layer as this process lays them out: whole blocks of 256 positions (64 for dsa), window
+    blocks and compressor states included, padding to the page size included.
+    """
+    role = "main" if case.shape.is_v4 else "latent"
+    entry = EntryBytes(
+        Fraction(entry_format(role, case.cache.main).entry_bytes),
+        Fraction(entry_format("indexer", case.cache.indexer).entry_bytes),
+    )
+    lens = case.workload.seq_lens
+    window = case.shape.sliding_window
+    ideal = sum(layer_bytes(0, case.kind, length, entry, window).total for length in lens)
+    return MemoryFigures(ideal_bytes=round(ideal), engine_bytes=_page_bytes(case))
+
+
+def _page_bytes(case: Case) -> int:
+    from dsv4bench.stack.caches import layer_layout
+    from dsv4bench.stack.inputs import page_spans
+
+    pages = layer_layout(case.kind, case.cache).pages
+    total = 0
+    for seq_len, query_len in zip(case.workload.seq_lens, case.workload.query_lens, strict=True):
+        spans = page_spans(case.kind, case.shape, seq_len, query_len)
+        for page in pages:
+            group = "state" if page.kind.is_state else page.group
+            total += len(spans[group]) * page.page_bytes
+    return total

@@ -1,0 +1,245 @@
+"""A run from its first line to its last: probe, manifest, rows as they come, and a directory that is always valid."""
+
+import os
+import shlex
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dsv4bench.bench.device import Device
+from dsv4bench.bench.environment import describe_environment
+from dsv4bench.bench.execute import Event, Executor
+from dsv4bench.bench.footprint import memory_of
+from dsv4bench.bench.messages import Done, Found, Measured
+from dsv4bench.bench.roofline import with_floors
+from dsv4bench.bench.settings import Settings
+from dsv4bench.bench.telemetry import all_tenants, open_sensor
+from dsv4bench.errors import MeasurementError, UserError
+from dsv4bench.results.environment import Environment
+from dsv4bench.results.manifest import Manifest, PlannedCase, scenario_digest
+from dsv4bench.results.row import Row, Status
+from dsv4bench.results.run_directory import MANIFEST, Run, RunDirectory, read_run
+from dsv4bench.scenario.case import Case
+from dsv4bench.scenario.expand import expand
+from dsv4bench.scenario.schema import Scenario
+
+WORKER_LOG = "worker.log"
+OUTSIDE = "starting workers and journal"
+"""Purpose under which the time outside the workers' own books stands."""
+BENIGN = frozenset({Status.OK, Status.UNSUPPORTED, Status.OOM, Status.SKIPPED})
+"""Statuses that don't make a run fail."""
+
+Listener = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to run.
+
+    Attributes:
+        scenario: resolved, overrides applied.
+        cases: the selected ones.
+        device: the ``--device`` text.
+        argv: the command line, for the manifest.
+        repro: the words that run the scenario again, without ``--only``.
+        check: compare outputs with the reference around the timing.
+    """
+
+    scenario: Scenario
+    cases: Sequence[Case]
+    device: str = "auto"
+    argv: Sequence[str] = ()
+    repro: Sequence[str] = ()
+    check: bool = True
+
+
+def start_run(request: Request, path: Path, listen: Listener) -> Run:
+    """Measure a request into a new run directory.
+
+    Raises:
+        UserError: no such device, a timing that can't be honest there, or a directory that holds a run.
+        MeasurementError: no case selected, or no worker comes up.
+        KeyboardInterrupt: passed on, after the directory has been left valid.
+    """
+    if not request.cases:
+        raise MeasurementError("no case selected; `--dry-run` without --only lists them")
+    if (path / MANIFEST).exists():
+        raise UserError(f"{path} already holds a run; continue it with --resume {path} or choose another --out")
+    began = time.monotonic()
+    with _executor(path) as executor:
+        tenants = all_tenants()
+        found = _probe(executor, request)
+        settings = Settings(request.scenario.timing, _device(found), request.check)
+        for case in request.cases:
+            settings.contract(case)  # refuses what can't be measured honestly before anything runs
+        sensor = open_sensor(settings.device.uuid)[0] if settings.device.uuid else None
+        environment = describe_environment(settings.device, sensor, tenants)
+        manifest = _manifest(request, path.name, found, environment)
+        directory = RunDirectory.create(path, manifest)
+        _measure(directory, manifest, executor, settings, request, began, listen)
+    return read_run(path)
+
+
+def resume_run(path: Path, listen: Listener, repro: Sequence[str] = (), *, check: bool = True) -> Run:
+    """Measure the planned cases of a run that have no row yet.
+
+    Raises:
+        IncomparableError: the directory holds no readable run.
+        UserError: the scenario no longer yields a planned case, or this is another machine.
+    """
+    began = time.monotonic()
+    run = read_run(path, torn=True)
+    cases = {case.case_id: case for case in expand(Scenario.model_validate(run.manifest.scenario))}
+    if gone := [case_id for case_id in run.missing if case_id not in cases]:
+        raise UserError(f"{path}: its scenario no longer yields the cases {', '.join(gone)}; start a new run")
+    missing = [cases[case_id] for case_id in run.missing]
+    directory = RunDirectory.reopen(path)
+    if not missing:
+        return read_run(path)
+    scenario = Scenario.model_validate(run.manifest.scenario)
+    request = Request(scenario, missing, run.manifest.device, repro=repro, check=check)
+    with _executor(path) as executor:
+        tenants = all_tenants()
+        found = _probe(executor, request)
+        settings = Settings(request.scenario.timing, _device(found), check)
+        sensor = open_sensor(settings.device.uuid)[0] if settings.device.uuid else None
+        _require_same_machine(run, describe_environment(settings.device, sensor, tenants))
+        _measure(directory, run.manifest, executor, settings, request, began, listen)
+    return read_run(path)
+
+
+def exit_code(rows: Sequence[Row]) -> int:
+    """0 when every row is ok, unsupported, oom or skipped and at least one is ok; else 5."""
+    statuses = {row.status for row in rows}
+    return 0 if Status.OK in statuses and statuses <= BENIGN else MeasurementError.exit_code
+
+
+def _probe(executor: Executor, request: Request) -> Found:
+    if request.scenario.kind == "memory":
+        return Found(Device("cpu"))
+    return executor.probe(request.device, calibrate=True)
+
+
+def _measure(
+    directory: RunDirectory,
+    manifest: Manifest,
+    executor: Executor,
+    settings: Settings,
+    request: Request,
+    began: float,
+    listen: Listener,
+) -> None:
+    """Run the cases, journal each row before the next case starts, and close the books whatever happens."""
+    by_id = {case.case_id: case for case in request.cases}
+    spent = dict(manifest.spent)
+    interrupted = True
+    try:
+        for event in _events(executor, settings, request.cases):
+            if isinstance(event, Measured):
+                row = _complete(event.row, by_id[event.row.case_id], settings, manifest, request.repro)
+                directory.append_samples(event.samples)
+                directory.append_telemetry(event.telemetry)
+                directory.append_row(row)
+                event = Measured(row)
+            elif isinstance(event, Done):
+                for purpose, seconds in event.spent.items():
+                    spent[purpose] = spent.get(purpose, 0.0) + seconds
+            listen(event)
+        interrupted = False
+    finally:
+        executor.close()
+        in_workers = sum(spent.values()) - sum(manifest.spent.values())
+        rest = max(time.monotonic() - began - in_workers, 0.0)
+        spent[OUTSIDE] = spent.get(OUTSIDE, 0.0) + rest
+        changes = {"finished": _now(), "interrupted": interrupted, "spent": spent}
+        directory.write_manifest(manifest.model_copy(update=changes))
+
+
+def _events(executor: Executor, settings: Settings, cases: Sequence[Case]) -> Iterator[Event]:
+    if cases[0].scenario_kind != "memory":
+        yield from executor.run(cases, settings)
+        return
+    for case in cases:
+        yield Measured(settings.blank(case))
+
+
+def _complete(row: Row, case: Case, settings: Settings, manifest: Manifest, repro: Sequence[str]) -> Row:
+    """What the parent knows: memory, floors, whether the rates are possible, and how to run it again."""
+    words = (*repro, "--only", case.case_id) if repro else ()
+    row = row.model_copy(update={"memory": memory_of(case), "repro": shlex.join(words)})
+    row = with_floors(row, case, settings, manifest.ceilings)
+    if row.status is not Status.OK:
+        return row
+    floor = manifest.timer_floor.get(row.contract.timer)
+    if row.layer is not None and floor is not None:
+        share = floor / max(row.contract.iterations_per_graph, 1) / row.layer.median
+        row.extra["timer_share"] = share
+        if share > 0.05:
+            row.warnings.append(f"reading the {row.contract.timer} timer is {share:.0%} of this time")
+    return row
+
+
+def _manifest(request: Request, run_id: str, found: Found, environment: Environment) -> Manifest:
+    scenario = request.scenario.model_dump(mode="json", exclude_none=True)
+    warnings = [
+        f"another process is on the GPU: {process.name}"
+        + (f", {process.memory_bytes / 2**20:.0f} MiB" if process.memory_bytes else "")
+        for process in environment.processes
+    ]
+    return Manifest(
+        run_id=run_id,
+        scenario_name=request.scenario.name,
+        scenario=scenario,
+        scenario_hash=scenario_digest(scenario),
+        argv=list(request.argv),
+        device=_device(found).torch_name,
+        started=_now(),
+        environment=environment,
+        ceilings=found.ceilings,
+        timer_floor=found.timer_floor,
+        planned=[PlannedCase(case_id=case.case_id, label=case.label) for case in request.cases],
+        warnings=warnings,
+    )
+
+
+def _require_same_machine(run: Run, here: Environment) -> None:
+    then = run.manifest.environment
+    for what, before, now in (
+        ("GPU", then.gpu and (then.gpu.uuid or then.gpu.name), here.gpu and (here.gpu.uuid or here.gpu.name)),
+        ("processor", then.cpu, here.cpu),
+        ("torch", then.torch, here.torch),
+        ("release of dsv4bench", then.release, here.release),
+    ):
+        if before != now:
+            raise UserError(f"{run.path} was begun with {what} {before} and here it is {now}; start a new run")
+
+
+@contextmanager
+def _executor(path: Path) -> Iterator[Executor]:
+    """An executor that logs into the run directory; a directory that came to hold no run is removed again."""
+    existed = path.exists()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"can't write a run to {path}: {error.strerror}") from error
+    executor = Executor(path / WORKER_LOG)
+    try:
+        yield executor
+    finally:
+        executor.close()
+        if not (path / MANIFEST).exists():
+            (path / WORKER_LOG).unlink(missing_ok=True)
+            if not existed and not any(path.iterdir()):
+                os.rmdir(path)
+
+
+def _device(found: Found) -> Device:
+    assert found.device is not None
+    return found.device
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

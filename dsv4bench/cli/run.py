@@ -1,0 +1,219 @@
+"""``dsv4bench run``: measure a scenario."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from dsv4bench.analysis.roofline import Peaks
+from dsv4bench.errors import MeasurementError, UserError
+from dsv4bench.model.gpus import gpu_named, gpu_of_device
+from dsv4bench.providers.registry import require_known
+from dsv4bench.report.records import Record, Shown, records_csv, records_json, records_markdown, records_table
+from dsv4bench.results.run_directory import Run, new_run_path, read_run
+from dsv4bench.scenario.case import Case
+from dsv4bench.scenario.expand import expand, select
+from dsv4bench.scenario.loader import load_scenario
+from dsv4bench.scenario.schema import Scenario
+
+RUNS = Path("reports") / "runs"
+
+
+class Format(StrEnum):
+    """How results are printed."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+    MD = "md"
+
+
+def run(
+    scenario: Annotated[str | None, typer.Argument(help="Scenario file, or the name of a shipped scenario.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Only cases whose label contains this, or by id.")
+    ] = None,
+    provider: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Instead of the scenario's providers: triton, or triton,topk=vllm."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Run directory; default reports/runs/<time>-<scenario>.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the scenario.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cases and stop.")] = False,
+    roofline: Annotated[bool, typer.Option("--roofline", help="With --dry-run: floors of every stage.")] = False,
+    gpu: Annotated[
+        str | None, typer.Option(help="With --roofline: the card, such as b200 (see the GPU table).")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Finish what a run is missing.")] = None,
+    check: Annotated[bool, typer.Option(help="Compare outputs with the reference around the timing.")] = True,
+    stages: Annotated[bool, typer.Option("--stages", help="Print every stage as well.")] = False,
+    format: Annotated[Format, typer.Option(help="How to print the results.")] = Format.TABLE,
+) -> None:
+    """Measure a scenario: rows go to the run directory, the table to stdout, progress to stderr.
+
+    Exit code 0 when every case is ok, unsupported, oom or skipped and at least one is ok; 5 otherwise; 2 for wrong
+    input; 130 on Ctrl-C, which leaves a run that --resume finishes.
+    """
+    if resume is not None:
+        if scenario is not None or only or provider or overrides or dry_run:
+            raise UserError("--resume RUN takes everything else from the run; give it alone")
+        _report(_resumed(resume, check), format, stages)
+        return
+    if scenario is None:
+        raise UserError("which scenario? `dsv4bench list scenarios` shows those that ship")
+    resolved = load_scenario(scenario, [*(overrides or ()), *_provider_override(provider)])
+    cases = _selected(resolved, only or [])
+    if (roofline or gpu) and not dry_run:
+        raise UserError("--roofline and --gpu go with --dry-run; a real run stores floors anyway")
+    if dry_run:
+        _print_plan(cases, format, roofline, gpu)
+        return
+    words = ["dsv4bench", "run", scenario, *_repeated("--set", overrides), *_repeated("--provider", provider)]
+    if device != "auto":
+        words += ["--device", device]
+    path = out or new_run_path(RUNS, resolved.name)
+    _report(_measured(resolved, cases, device, words, path, check), format, stages)
+
+
+def _selected(scenario: Scenario, only: Sequence[str]) -> list[Case]:
+    cases = expand(scenario)
+    chosen = select(cases, list(only))
+    if not chosen:
+        raise MeasurementError(f"--only {' '.join(only)} selects none of the {len(cases)} cases; --dry-run lists them")
+    for spec in dict.fromkeys(name for case in chosen for name in case.provider.names):
+        require_known(spec)
+    return chosen
+
+
+def _provider_override(providers: Sequence[str] | None) -> list[str]:
+    """``--provider`` texts as an override of the scenario's ``providers``."""
+    if not providers:
+        return []
+    entries: list[str | dict[str, str]] = []
+    for text in providers:
+        default, *exceptions = text.split(",")
+        pairs = [word.partition("=") for word in exceptions]
+        if not default or any(not stage or not name for stage, _, name in pairs):
+            raise UserError(f"--provider {text}: expected NAME or NAME,STAGE=NAME,…")
+        entries.append({"default": default, **{stage: name for stage, _, name in pairs}} if pairs else default)
+    return [f"providers={json.dumps(entries)}"]
+
+
+def _measured(
+    scenario: Scenario, cases: Sequence[Case], device: str, words: Sequence[str], path: Path, check: bool
+) -> Run:
+    from dsv4bench.bench.device import parse_device
+    from dsv4bench.bench.session import Request, start_run
+    from dsv4bench.cli.progress import RunProgress
+
+    parse_device(device)
+    here = os.getcwd() + os.sep
+    argv = [word.replace(here, "") for word in sys.argv[1:]]
+    request = Request(scenario, cases, device, argv, words, check)
+    with RunProgress(cases, scenario.timing.rounds, path) as bar:
+        return start_run(request, path, bar.see)
+
+
+def _resumed(path: Path, check: bool) -> Run:
+    from dsv4bench.bench.session import resume_run
+    from dsv4bench.cli.progress import RunProgress
+
+    run = read_run(path, torn=True)
+    scenario = Scenario.model_validate(run.manifest.scenario)
+    missing = [case for case in expand(scenario) if case.case_id in run.missing]
+    with RunProgress(missing, scenario.timing.rounds, path) as bar:
+        return resume_run(path, bar.see, check=check)
+
+
+def _report(run: Run, format: Format, stages: bool) -> None:
+    """Print a run and leave with its exit code."""
+    from dsv4bench.bench.session import exit_code
+    from dsv4bench.report.run_table import run_csv, run_json, run_markdown, run_table, stage_table
+
+    console = Console()
+    match format:
+        case Format.TABLE:
+            console.print(run_table(run))
+            if stages:
+                console.print()
+                console.print(stage_table(run))
+        case Format.MD:
+            typer.echo(run_markdown(run), nl=False)
+        case Format.CSV:
+            typer.echo(run_csv(run), nl=False)
+        case Format.JSON:
+            typer.echo(run_json(run), nl=False)
+    for line in _closing(run):
+        typer.echo(line, err=True)
+    if code := exit_code(run.rows):
+        raise typer.Exit(code)
+
+
+def _closing(run: Run) -> list[str]:
+    """What stderr says at the end: warnings, how the time was spent, where the run is."""
+    lines = [f"warning: {text}" for text in run.manifest.warnings]
+    lines += [f"warning: {row.label}: {text}" for row in run.rows for text in row.warnings]
+    total = sum(run.manifest.spent.values())
+    if total:
+        parts = sorted(run.manifest.spent.items(), key=lambda item: -item[1])
+        shown = ", ".join(f"{purpose} {seconds / total:.0%}" for purpose, seconds in parts if seconds / total >= 0.01)
+        lines.append(f"{total:.1f} s of wall time: {shown}")
+    shares = [row.extra["timer_share"] for row in run.rows if "timer_share" in row.extra]
+    if shares:
+        lines.append(f"reading the timer: at most {max(shares):.2%} of any layer time")
+    return [*lines, f"run: {run.path}"]
+
+
+def _print_plan(cases: Sequence[Case], format: Format, roofline: bool, gpu: str | None) -> None:
+    """The cases, or with ``roofline`` the floors of their stages on a card."""
+    from dsv4bench.report.plan import SHOWN, floor_records, plan_records
+
+    if not roofline and gpu is None:
+        print_records(plan_records(cases), format, SHOWN)
+        return
+    peaks = _peaks(gpu)
+    print_records(floor_records(cases, peaks), format, SHOWN)
+    typer.echo(
+        f"floors over the {peaks.source}: {peaks.bandwidth / 1e12:.2f} TB/s, "
+        f"{peaks.bf16_flops / 1e12:.0f} bf16 and {peaks.fp8_flops / 1e12:.0f} fp8 TFLOP/s",
+        err=True,
+    )
+
+
+def _peaks(gpu: str | None) -> Peaks:
+    """Datasheet of the card named, or of the one that is here."""
+    if gpu is not None:
+        return Peaks.datasheet(gpu_named(gpu))
+    from dsv4bench.bench.telemetry import open_sensor
+
+    sensor, reason = open_sensor()
+    card = gpu_of_device(sensor.describe().name) if sensor else None
+    if card is None:
+        raise UserError(f"--roofline needs --gpu NAME: {reason or 'the card here is not in the GPU table'}")
+    return Peaks.datasheet(card)
+
+
+def print_records(records: Sequence[Record], format: Format, shown: Shown) -> None:
+    """Print flat records in a format."""
+    match format:
+        case Format.TABLE:
+            Console().print(records_table(records, shown))
+        case Format.MD:
+            typer.echo(records_markdown(records, shown), nl=False)
+        case Format.CSV:
+            typer.echo(records_csv(records), nl=False)
+        case Format.JSON:
+            typer.echo(records_json(records), nl=False)
+
+
+def _repeated(flag: str, values: Sequence[str] | None) -> list[str]:
+    return [word for value in values or () for word in (flag, value)]

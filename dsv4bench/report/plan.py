@@ -1,0 +1,47 @@
+"""What a run would do: its cases and, on a card from the GPU table, the floors of their stages."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dsv4bench.analysis.roofline import Peaks, floor
+from dsv4bench.bench.roofline import cost_of, together
+from dsv4bench.report.quantity import seconds
+from dsv4bench.scenario.case import Case
+from dsv4bench.scenario.sizes import format_bytes
+
+SHOWN: dict[str, Callable[[Any], str]] = {"floor": seconds, "bytes": format_bytes, "flops": lambda n: f"{n:.3g}"}
+"""How columns are printed in tables."""
+WHOLE = "together"
+
+
+def plan_records(cases: Sequence[Case]) -> list[dict[str, Any]]:
+    """One record a case."""
+    return [
+        {
+            "id": case.case_id,
+            "label": case.label,
+            "context": case.workload.context,
+            "query_len": case.workload.query_len,
+        }
+        for case in cases
+    ]
+
+
+def floor_records(cases: Sequence[Case], peaks: Peaks) -> list[dict[str, Any]]:
+    """One record a stage, and one for the stages of a case together; bytes, FLOPs, seconds.
+
+    Floors don't depend on the provider, so cases that differ in it alone appear once.
+    """
+    records = []
+    for case in {case.pair_id: case for case in reversed(cases)}.values():
+        costs = {name: cost_of(case, name) for name in case.stage_names}
+        label = case.label.removesuffix("/" + case.provider.label)
+        for name, cost in costs.items():
+            least = floor(cost, peaks)
+            what = {"case": label, "stage": name, "bytes": cost.bytes, "flops": cost.flops}
+            records.append(what | {"floor": least.seconds, "bound": least.bound})
+        total = together(list(costs.values()), peaks, case.execution.streams)
+        moved, done = sum(cost.bytes for cost in costs.values()), sum(cost.flops for cost in costs.values())
+        what = {"case": label, "stage": WHOLE, "bytes": moved, "flops": done}
+        records.append(what | {"floor": total, "bound": None})
+    return records

@@ -1,0 +1,180 @@
+"""A run as terminal table, Markdown, CSV or JSON: baseline first, then how much faster the others are."""
+
+import csv
+import io
+import json
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from dsv4bench.analysis.speedup import Speedup, speedups
+from dsv4bench.report.quantity import seconds, share
+from dsv4bench.results.row import Row, StageRow, Status
+from dsv4bench.results.run_directory import Run
+from dsv4bench.scenario.sizes import format_bytes
+
+STYLES = {Status.OK: "green", Status.UNSUPPORTED: "dim", Status.SKIPPED: "dim", Status.OOM: "yellow"}
+DASH = "–"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of the table with its speedups.
+
+    Attributes:
+        row: the result.
+        speedup: over the scenario's two baselines.
+    """
+
+    row: Row
+    speedup: Speedup
+
+
+def lines_of(run: Run) -> list[Line]:
+    """The rows by step in order of appearance; within a step the baseline model, then the baseline provider, first."""
+    baseline = run.manifest.scenario.get("baseline") or {}
+    provider, model = baseline.get("provider"), baseline.get("model")
+    gained = speedups(run.rows, provider, model)
+    steps: dict[str, int] = {}
+    for row in run.rows:
+        steps.setdefault(_step(row), len(steps))
+
+    def rank(row: Row) -> tuple[int, bool, str, bool]:
+        case = row.case
+        return steps[_step(row)], case["model"] != model, case["model"], case["provider"] != provider
+
+    return [Line(row, gained.get(row.case_id, Speedup())) for row in sorted(run.rows, key=rank)]
+
+
+def run_table(run: Run) -> Table:
+    """For a terminal."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    heads = _heads(run)
+    for number, head in enumerate(heads):
+        last, first = number == len(heads) - 1, number == 0
+        table.add_column(head, justify="left" if first or last else "right", overflow="fold", no_wrap=not last)
+    for line in lines_of(run):
+        *cells, status = _cells(run, line)
+        style = STYLES.get(line.row.status, "red")
+        table.add_row(
+            *(cell.replace("[", r"\[") for cell in cells), f"[{style}]{status.replace('[', chr(92) + '[')}[/]"
+        )
+    return table
+
+
+def run_markdown(run: Run) -> str:
+    """For a pull request or an issue."""
+    heads = _heads(run)
+    rule = ["---", *["---:"] * (len(heads) - 2), "---"]
+    body = [[f"`{cells[0]}`", *cells[1:]] for cells in (_cells(run, line) for line in lines_of(run))]
+    return "".join(
+        "| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |\n" for line in (heads, rule, *body)
+    )
+
+
+def run_csv(run: Run) -> str:
+    """One line a case, SI base units, empty where there is no number."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    head = ["case_id", "label", "model", "layer", "phase", "batch", "context", "provider", "status", "reason"]
+    head += ["median_s", "min_s", "mad_s", "host_s", "launches", "floor_s", "speedup_provider", "speedup_model"]
+    writer.writerow([*head, "ideal_bytes", "page_bytes", "compile_s", "energy_j"])
+    for line in lines_of(run):
+        row, case, time, memory = line.row, line.row.case, line.row.layer, line.row.memory
+        writer.writerow(
+            [row.case_id, row.label]
+            + [case[key] for key in ("model", "layer", "phase", "batch", "context", "provider")]
+            + [row.status.value, row.reason]
+            + ([time.median, time.min, time.mad, time.host, time.launches] if time else [None] * 5)
+            + [row.floor, line.speedup.provider, line.speedup.model]
+            + ([memory.ideal_bytes, memory.engine_bytes] if memory else [None] * 2)
+            + [row.compile_seconds, row.energy_joules]
+        )
+    return text.getvalue()
+
+
+def run_json(run: Run) -> str:
+    """Everything: the manifest, and each row with its speedups."""
+    record = {
+        "run": str(run.path),
+        "manifest": run.manifest.model_dump(mode="json", exclude_none=True),
+        "rows": [
+            line.row.model_dump(mode="json", exclude_none=True)
+            | {"speedup": {"provider": line.speedup.provider, "model": line.speedup.model}}
+            for line in lines_of(run)
+        ],
+    }
+    return json.dumps(record, indent=2, allow_nan=False) + "\n"
+
+
+def stage_table(run: Run) -> Table:
+    """Every stage of every timed case: time, share of the stages' sum, floor."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("case / stage", overflow="fold")
+    for head in ("provider", "median", "share", "launches", "host", "floor", "% of floor", "bound"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for line in lines_of(run):
+        row = line.row
+        timed = [stage for stage in row.stages if stage.timing]
+        total = sum(stage.timing.median for stage in timed if stage.timing)
+        if row.layer is None:
+            continue
+        whole = [seconds(row.layer.median), "", _number(row.layer.launches), _seconds(row.layer.host)]
+        table.add_row(
+            row.label.replace("[", r"\["), "", *whole, _seconds(row.floor), _of_floor(row.floor, row.layer.median)
+        )
+        for stage in timed:
+            table.add_row(f"  {stage.name}", stage.provider, *_stage_cells(stage, total))
+    return table
+
+
+def _stage_cells(stage: StageRow, total: float) -> list[str]:
+    assert stage.timing is not None
+    time = stage.timing
+    cells = [seconds(time.median), share(time.median / total), _number(time.launches), _seconds(time.host)]
+    return [*cells, _seconds(stage.floor), _of_floor(stage.floor, time.median), stage.bound or DASH]
+
+
+def _heads(run: Run) -> list[str]:
+    baseline = run.manifest.scenario.get("baseline") or {}
+    heads = ["case", "provider", "median", "± MAD"]
+    heads += [f"vs {baseline[key]}" for key in ("provider", "model") if baseline.get(key)]
+    if any(line.floor for line in run.rows):
+        heads.append("% of floor")
+    return [*heads, "KV of layer", "status"]
+
+
+def _cells(run: Run, line: Line) -> list[str]:
+    row, baseline = line.row, run.manifest.scenario.get("baseline") or {}
+    label, _, provider = row.label.rpartition("/")
+    cells = [label, provider, _seconds(row.layer.median if row.layer else None)]
+    cells.append(share(row.layer.mad / row.layer.median) if row.layer else DASH)
+    if baseline.get("provider"):
+        cells.append(_times(line.speedup.provider))
+    if baseline.get("model"):
+        cells.append(_times(line.speedup.model))
+    if any(other.floor for other in run.rows):
+        cells.append(_of_floor(row.floor, row.layer.median if row.layer else None))
+    memory = format_bytes(row.memory.ideal_bytes) if row.memory else DASH
+    return [*cells, memory, row.status.value + (f": {row.reason}" if row.reason else "")]
+
+
+def _step(row: Row) -> str:
+    keys = ("phase", "batch", "context", "query_len", "boundary", "main", "indexer", "slab", "streams", "graph", "tp")
+    return json.dumps([row.case.get(key) for key in keys])
+
+
+def _seconds(value: float | None) -> str:
+    return DASH if value is None else seconds(value)
+
+
+def _number(value: int | None) -> str:
+    return DASH if value is None else str(value)
+
+
+def _times(value: float | None) -> str:
+    return DASH if value is None else f"{value:.2f}×"
+
+
+def _of_floor(floor: float | None, time: float | None) -> str:
+    return DASH if not floor or not time else share(floor / time)
