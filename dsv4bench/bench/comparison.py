@@ -28,6 +28,9 @@ from dsv4bench.stack.scopes import scope
 
 T = TypeVar("T")
 
+AwaitTurn = Callable[[int], None]
+"""Returns when a round may be timed: sides in other processes have their turns as well."""
+
 PADDING = 64 * 2**20
 """A round's buffers lie behind a pad of random size up to this, so that no two rounds share their addresses."""
 
@@ -56,10 +59,16 @@ class Comparison:
     """Measures the cases of one comparison on the current device."""
 
     def __init__(
-        self, settings: Settings, sensor: Sensor | None, log: CompileLog, spending: Spending, report: Report
+        self,
+        settings: Settings,
+        sensor: Sensor | None,
+        log: CompileLog,
+        spending: Spending,
+        report: Report,
+        await_turn: AwaitTurn,
     ) -> None:
         self._settings, self._sensor, self._log = settings, sensor, log
-        self._spending, self._report = spending, report
+        self._spending, self._report, self._await_turn = spending, report, await_turn
 
     def measure(self, cases: Sequence[Case], layer: Layer) -> Iterator[Measured]:
         """Measure cases that share a ``pair_id``: each yields one row, whatever happens to it.
@@ -138,11 +147,13 @@ class Comparison:
             lambda window: window.spoiled_by,
             base_seed=timing.seed,
             pair_id=contenders[0].case.pair_id,
+            first=self._settings.first_round,
         )
 
     def _take_turn(self, turn: Turn[Contender]) -> Window | None:
+        self._await_turn(turn.round)
         again = f", attempt {turn.attempt + 1}" if turn.attempt else ""
-        doing = f"round {turn.round + 1} of {self._settings.timing.rounds}{again}"
+        doing = f"round {turn.round + 1} of {self._settings.first_round + self._settings.timing.rounds}{again}"
         return self._guard(turn.side, doing, partial(self._window, turn))
 
     def _window(self, turn: Turn[Contender], contender: Contender) -> Window:
@@ -203,7 +214,8 @@ class Comparison:
         stages = []
         for name in names:
             what = name if len(names) > 1 else WHOLE
-            timing = timing_of(windows, what, contender.launches.get(what), keep_rounds=False)
+            alone = case.scenario_kind == "stage"  # there the stages are what is compared, so they keep their rounds
+            timing = timing_of(windows, what, contender.launches.get(what), keep_rounds=alone)
             extra = {"weight_bytes": getattr(side.providers[name], "weight_bytes", BF16)}
             provider = case.provider.of(name)
             stages.append(

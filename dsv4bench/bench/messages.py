@@ -1,7 +1,7 @@
 """What a parent and its worker say to each other.
 
 The parent sends ``Probe`` or ``Measure``. The worker answers a probe with ``Found``, and a measurement with any number
-of ``Working`` and ``Measured`` and one ``Done``.
+of ``Working`` and ``Measured`` and one ``Done``; ``Ready`` is answered with ``Go``.
 """
 
 from dataclasses import dataclass, field
@@ -24,11 +24,27 @@ class Probe:
 
 @dataclass(frozen=True)
 class Measure:
-    """Measure cases that share a ``pair_id``; ``group`` are all the cases whose tensors should fit at once."""
+    """Measure cases that share a ``pair_id``; ``group`` are all the cases whose tensors should fit at once.
+
+    With ``in_turns`` every round waits for ``Go``, so that sides in several processes can be interleaved.
+    """
 
     cases: tuple[Case, ...]
     group: tuple[Case, ...]
     settings: Settings
+    in_turns: bool = False
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The next turn, in round ``round``, waits for ``Go``."""
+
+    round: int
+
+
+@dataclass(frozen=True)
+class Go:
+    """Leave to take one turn."""
 
 
 @dataclass(frozen=True)

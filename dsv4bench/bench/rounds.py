@@ -63,6 +63,7 @@ def run_rounds(
     *,
     base_seed: int,
     pair_id: str,
+    first: int = 0,
 ) -> list[Kept[Result]]:
     """Interleave the sides until each has its rounds.
 
@@ -76,15 +77,17 @@ def run_rounds(
         spoiled_by: reasons for which a result doesn't count.
         base_seed: recorded seed of the run.
         pair_id: what the sides share; part of every seed.
+        first: number of the first round, when earlier ones were measured before.
 
     Returns:
         one ``Kept`` a side, in the order given; a side that failed keeps what it had.
     """
     kept: list[list[Result]] = [[] for _ in sides]
     failed: set[int] = set()
-    repeated, done, attempt = 0, 0, 0
+    repeated, done, attempt = 0, first, 0
+    end = first + rounds
     reasons: tuple[str, ...] = ()
-    while done < rounds and len(failed) < len(sides):
+    while done < end and len(failed) < len(sides):
         seed = seed_of(base_seed, pair_id, "inputs", done, attempt)
         results: dict[int, Result] = {}
         for index in order_of(base_seed, pair_id, done, attempt, len(sides)):
@@ -104,5 +107,5 @@ def run_rounds(
         for index, result in results.items():
             kept[index].append(result)
         done, attempt = done + 1, 0
-    missing = reasons if done < rounds else ()
+    missing = reasons if done < end else ()
     return [Kept(tuple(results), repeated, missing) for results in kept]

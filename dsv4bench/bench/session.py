@@ -72,12 +72,12 @@ def start_run(request: Request, path: Path, listen: Listener) -> Run:
     with _executor(path) as executor:
         tenants = all_tenants()
         found = _probe(executor, request)
-        settings = Settings(request.scenario.timing, _device(found), request.check)
+        settings = Settings(request.scenario.timing, device_of(found), request.check)
         for case in request.cases:
             settings.contract(case)  # refuses what can't be measured honestly before anything runs
         sensor = open_sensor(settings.device.uuid)[0] if settings.device.uuid else None
         environment = describe_environment(settings.device, sensor, tenants)
-        manifest = _manifest(request, path.name, found, environment)
+        manifest = make_manifest(request, path.name, found, environment)
         directory = RunDirectory.create(path, manifest)
         _measure(directory, manifest, executor, settings, request, began, listen)
     return read_run(path)
@@ -104,7 +104,7 @@ def resume_run(path: Path, listen: Listener, repro: Sequence[str] = (), *, check
     with _executor(path) as executor:
         tenants = all_tenants()
         found = _probe(executor, request)
-        settings = Settings(request.scenario.timing, _device(found), check)
+        settings = Settings(request.scenario.timing, device_of(found), check)
         sensor = open_sensor(settings.device.uuid)[0] if settings.device.uuid else None
         _require_same_machine(run, describe_environment(settings.device, sensor, tenants))
         _measure(directory, run.manifest, executor, settings, request, began, listen)
@@ -139,7 +139,7 @@ def _measure(
     try:
         for event in _events(executor, settings, request.cases):
             if isinstance(event, Measured):
-                row = _complete(event.row, by_id[event.row.case_id], settings, manifest, request.repro)
+                row = complete_row(event.row, by_id[event.row.case_id], settings, manifest, request.repro)
                 directory.append_samples(event.samples)
                 directory.append_telemetry(event.telemetry)
                 directory.append_row(row)
@@ -154,7 +154,7 @@ def _measure(
         in_workers = sum(spent.values()) - sum(manifest.spent.values())
         rest = max(time.monotonic() - began - in_workers, 0.0)
         spent[OUTSIDE] = spent.get(OUTSIDE, 0.0) + rest
-        changes = {"finished": _now(), "interrupted": interrupted, "spent": spent}
+        changes = {"finished": now(), "interrupted": interrupted, "spent": spent}
         directory.write_manifest(manifest.model_copy(update=changes))
 
 
@@ -166,7 +166,7 @@ def _events(executor: Executor, settings: Settings, cases: Sequence[Case]) -> It
         yield Measured(settings.blank(case))
 
 
-def _complete(row: Row, case: Case, settings: Settings, manifest: Manifest, repro: Sequence[str]) -> Row:
+def complete_row(row: Row, case: Case, settings: Settings, manifest: Manifest, repro: Sequence[str]) -> Row:
     """What the parent knows: memory, floors, whether the rates are possible, and how to run it again."""
     words = (*repro, "--only", case.case_id) if repro else ()
     row = row.model_copy(update={"memory": memory_of(case), "repro": shlex.join(words)})
@@ -182,7 +182,8 @@ def _complete(row: Row, case: Case, settings: Settings, manifest: Manifest, repr
     return row
 
 
-def _manifest(request: Request, run_id: str, found: Found, environment: Environment) -> Manifest:
+def make_manifest(request: Request, run_id: str, found: Found, environment: Environment) -> Manifest:
+    """The head of a run that starts now."""
     scenario = request.scenario.model_dump(mode="json", exclude_none=True)
     warnings = [
         f"another process is on the GPU: {process.name}"
@@ -195,8 +196,8 @@ def _manifest(request: Request, run_id: str, found: Found, environment: Environm
         scenario=scenario,
         scenario_hash=scenario_digest(scenario),
         argv=list(request.argv),
-        device=_device(found).torch_name,
-        started=_now(),
+        device=device_of(found).torch_name,
+        started=now(),
         environment=environment,
         ceilings=found.ceilings,
         timer_floor=found.timer_floor,
@@ -236,10 +237,12 @@ def _executor(path: Path) -> Iterator[Executor]:
                 os.rmdir(path)
 
 
-def _device(found: Found) -> Device:
+def device_of(found: Found) -> Device:
+    """The device of a probe that found one."""
     assert found.device is not None
     return found.device
 
 
-def _now() -> str:
+def now() -> str:
+    """The time of day, ISO 8601 in UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")

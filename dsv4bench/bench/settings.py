@@ -17,11 +17,13 @@ class Settings:
         timing: the scenario's section.
         device: where.
         check: compare outputs with the reference around the timing.
+        first_round: number of the first round, when earlier ones were measured before.
     """
 
     timing: TimingSection
     device: Device
     check: bool = True
+    first_round: int = 0
 
     def contract(self, case: Case) -> Contract:
         """The contract of a case's numbers."""

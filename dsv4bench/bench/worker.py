@@ -14,16 +14,17 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from dsv4bench.bench.messages import Measure, Probe
+from dsv4bench.bench.checkout import Checkout, adopt
+from dsv4bench.bench.messages import Go, Measure, Probe
 
 
 class Worker:
     """The parent's end of a worker process."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, checkout: Checkout | None = None) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(theirs, str(log)), name="dsv4bench-worker")
+        self.process = context.Process(target=serve, args=(theirs, str(log), checkout), name="dsv4bench-worker")
         # blocked across the start, so that a Ctrl-C reaches this process and never the worker
         earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -32,7 +33,7 @@ class Worker:
             signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
         theirs.close()
 
-    def send(self, task: Probe | Measure) -> None:
+    def send(self, task: Probe | Measure | Go) -> None:
         """Give it a task; a worker that is gone is noticed by ``receive``."""
         with contextlib.suppress(OSError):
             self.connection.send(task)
@@ -74,15 +75,17 @@ class Worker:
         return f"the worker process ended with exit code {code}"
 
 
-def serve(connection: Connection, log: str) -> None:
-    """The worker's end: take tasks until the parent hangs up."""
+def serve(connection: Connection, log: str, checkout: Checkout | None = None) -> None:
+    """The worker's end: take tasks until the parent hangs up; kernels come from ``checkout`` if there is one."""
     with contextlib.suppress(OSError):
         os.setsid()  # a group of its own: killed as a whole, and not reached by the terminal's Ctrl-C
     _redirect_output(log)
     threading.Thread(target=_follow_parent, daemon=True).start()
+    if checkout is not None:
+        adopt(checkout)
     from dsv4bench.bench.workshop import Workshop
 
-    workshop = Workshop(connection.send)
+    workshop = Workshop(connection.send, connection.recv)
     while True:
         try:
             task = connection.recv()

@@ -6,11 +6,11 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from dsv4bench.bench.comparison import Comparison, PoisonedError
+from dsv4bench.bench.comparison import AwaitTurn, Comparison, PoisonedError
 from dsv4bench.bench.compilation import watch_compilation
 from dsv4bench.bench.device import Device, find_device
 from dsv4bench.bench.failure import is_out_of_memory, status_of
-from dsv4bench.bench.messages import Done, Found, Measure, Measured, Probe, Working
+from dsv4bench.bench.messages import Done, Found, Measure, Measured, Probe, Ready, Working
 from dsv4bench.bench.settings import Settings
 from dsv4bench.bench.spending import Spending
 from dsv4bench.bench.telemetry import open_sensor
@@ -24,8 +24,8 @@ from dsv4bench.stack.layer import Layer, prepare
 class Workshop:
     """Holds what outlives a task: the shared layer and the books on time."""
 
-    def __init__(self, send: Callable[[Any], None]) -> None:
-        self._send = send
+    def __init__(self, send: Callable[[Any], None], receive: Callable[[], Any]) -> None:
+        self._send, self._receive = send, receive
         self._spending = Spending()
         self._layer: Layer | None = None
         self._group: tuple[Case, ...] = ()
@@ -58,7 +58,7 @@ class Workshop:
         healthy = True
         try:
             with watch_compilation() as log:
-                comparison = Comparison(settings, sensor, log, self._spending, self._report)
+                comparison = Comparison(settings, sensor, log, self._spending, self._report, self._waiter(task))
                 layer = self._layer_for(task)
                 for measured in comparison.measure(task.cases, layer):
                     self._send(measured)
@@ -70,6 +70,16 @@ class Workshop:
                 self._send(Measured(settings.failed(case, *status_of(error))))
         self._send(Done(self._spending.take(), healthy))
         return healthy
+
+    def _waiter(self, task: Measure) -> AwaitTurn:
+        """How a round waits for its turn: until the parent says so, where other processes measure in between."""
+
+        def wait(round_: int) -> None:
+            if task.in_turns:
+                self._send(Ready(round_))
+                self._receive()
+
+        return wait
 
     def _report(self, case_id: str, doing: str) -> None:
         self._send(Working(case_id, doing))
