@@ -3,7 +3,7 @@
 import torch
 from dsv4_kernels.cache import PagedCache
 from dsv4_kernels.formats import INDEX_DIM
-from torch.nn.functional import layer_norm, pad
+from torch.nn.functional import layer_norm
 
 from dsv4bench.providers.eager.entries import (
     dequantize_fp4,
@@ -138,11 +138,16 @@ def topk(*, logits: torch.Tensor, candidate_lens: torch.Tensor, k: int) -> torch
     Returns:
         int32 [T, k]: request-local indices, best first, then −1.
     """
-    width, lens = logits.shape[1], candidate_lens.unsqueeze(1)
-    hidden = torch.arange(width, device=logits.device) >= lens
-    best = logits.masked_fill(hidden, float("-inf")).topk(min(k, width), dim=1).indices
-    best = best.masked_fill(torch.arange(best.shape[1], device=logits.device) >= lens, -1)
-    return pad(best.int(), (0, k - best.shape[1]), value=-1)
+    tokens, width = logits.shape
+    column = torch.arange(width, device=logits.device)
+    lens = candidate_lens.unsqueeze(1)
+    chosen = torch.full((tokens, k), -1, dtype=torch.int32, device=logits.device)
+    kept = min(k, width)
+    for part in chunks(tokens, 12 * width, logits.device):
+        visible = logits[part].masked_fill(column >= lens[part], float("-inf"))
+        best = visible.topk(kept, dim=1).indices
+        chosen[part, :kept] = best.masked_fill(column[:kept] >= lens[part], -1).int()
+    return chosen
 
 
 def index_map(

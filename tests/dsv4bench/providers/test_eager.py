@@ -10,7 +10,7 @@ from dsv4_kernels.cache import PagedCache
 from dsv4_kernels.formats import FORMATS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from dsv4bench.model.shape import V3_2, V4_FLASH, LayerKind, ModelShape
 from dsv4bench.model.stage import STAGES, Stage
@@ -284,6 +284,17 @@ def test_an_index_of_minus_one_in_the_middle_contributes_nothing() -> None:
     assert torch.equal(attend([-1, 7, 2, -1, 5, 9], 5), attend([7, 2, 5, -1, -1, -1], 3))
 
 
+@pytest.mark.parametrize("garbage", [float("nan"), float("inf"), 3e38])
+def test_topk_never_selects_past_the_end_or_twice(garbage: float) -> None:
+    lens = torch.tensor([0, 3, 5, 8, 9], dtype=torch.int32)
+    logits = torch.randn(5, 9, generator=torch.Generator().manual_seed(0)) - 5
+    clean = logits.clone()
+    logits[torch.arange(9) >= lens[:, None]] = garbage
+    chosen = EAGER.topk(logits=logits, candidate_lens=lens, k=5)
+    assert_same_selection(chosen, REFERENCE.topk(logits=clean, candidate_lens=lens, k=5), clean, lens)
+    assert EAGER.topk(logits=logits[:, :0], candidate_lens=lens * 0, k=4).eq(-1).all()
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from([-1, -1, *range(12)]), min_size=0, max_size=10), st.integers(0, 100))
 def test_scattered_rows_land_once_and_minus_one_writes_nothing(slots: list[int], seed: int) -> None:
@@ -374,6 +385,8 @@ def test_the_cuda_path_has_no_data_dependent_shape_or_host_synchronisation(
 
         values = {name: fake(value) for name, value in drawn.items()}
         run_layer(STAGES[kind], dict.fromkeys((stage.name for stage in STAGES[kind]), EAGER), values)
+        with pytest.raises(DataDependentOutputException):
+            values["positions"].sum().item()
     assert values["y"].shape == (600, small(kind).hidden_size)
     assert values["y"].dtype == torch.bfloat16
 
