@@ -23,6 +23,8 @@ from dsv4bench.scenario.loader import load_scenario
 from dsv4bench.scenario.schema import Scenario
 
 RUNS = Path("reports") / "runs"
+WIDE = 240
+"""Columns of a table that goes to a file or a pipe."""
 
 
 class Format(StrEnum):
@@ -139,7 +141,7 @@ def _report(run: Run, format: Format, stages: bool) -> None:
     from dsv4bench.bench.session import exit_code
     from dsv4bench.report.run_table import run_csv, run_json, run_markdown, run_table, stage_table
 
-    console = Console()
+    console = output_console()
     match format:
         case Format.TABLE:
             console.print(run_table(run))
@@ -202,11 +204,16 @@ def _peaks(gpu: str | None) -> Peaks:
     return Peaks.datasheet(card)
 
 
+def output_console() -> Console:
+    """Standard output: as wide as the terminal, or as wide as it takes where there is none."""
+    return Console(width=None if sys.stdout.isatty() else WIDE)
+
+
 def print_records(records: Sequence[Record], format: Format, shown: Shown) -> None:
     """Print flat records in a format."""
     match format:
         case Format.TABLE:
-            Console().print(records_table(records, shown))
+            output_console().print(records_table(records, shown))
         case Format.MD:
             typer.echo(records_markdown(records, shown), nl=False)
         case Format.CSV:

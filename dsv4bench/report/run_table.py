@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
@@ -51,8 +52,8 @@ def run_table(run: Run) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     heads = _heads(run)
     for number, head in enumerate(heads):
-        last, first = number == len(heads) - 1, number == 0
-        table.add_column(head, justify="left" if first or last else "right", overflow="fold", no_wrap=not last)
+        text = number in (0, len(heads) - 1)
+        table.add_column(head, justify="left" if text else "right", overflow="fold", no_wrap=not text)
     for line in lines_of(run):
         *cells, status = _cells(run, line)
         style = STYLES.get(line.row.status, "red")
@@ -110,7 +111,7 @@ def run_json(run: Run) -> str:
 def stage_table(run: Run) -> Table:
     """Every stage of every timed case: time, share of the stages' sum, floor."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("case / stage", overflow="fold")
+    table.add_column("case / stage", overflow="fold", min_width=24)
     for head in ("provider", "median", "share", "launches", "host", "floor", "% of floor", "bound"):
         table.add_column(head, justify="right", no_wrap=True)
     for line in lines_of(run):
@@ -146,8 +147,8 @@ def _heads(run: Run) -> list[str]:
 
 def _cells(run: Run, line: Line) -> list[str]:
     row, baseline = line.row, run.manifest.scenario.get("baseline") or {}
-    label, _, provider = row.label.rpartition("/")
-    cells = [label, provider, _seconds(row.layer.median if row.layer else None)]
+    cells = [short_labels(run.rows)[row.case_id], row.case["provider"]]
+    cells.append(_seconds(row.layer.median if row.layer else None))
     cells.append(share(row.layer.mad / row.layer.median) if row.layer else DASH)
     if baseline.get("provider"):
         cells.append(_times(line.speedup.provider))
@@ -157,6 +158,16 @@ def _cells(run: Run, line: Line) -> list[str]:
         cells.append(_of_floor(row.floor, row.layer.median if row.layer else None))
     memory = format_bytes(row.memory.ideal_bytes) if row.memory else DASH
     return [*cells, memory, row.status.value + (f": {row.reason}" if row.reason else "")]
+
+
+def short_labels(rows: Sequence[Row]) -> dict[str, str]:
+    """Labels by case id, without the provider and without what follows the workload where all rows agree on it."""
+    parts = {row.case_id: row.label.removesuffix("/" + row.case["provider"]).split("/") for row in rows}
+    tail = 3 if any(row.case["stages"] for row in rows) else 2  # cache, execution, stages
+    while tail and len({part[-1] for part in parts.values()}) == 1 and len(parts) > 1:
+        parts = {case_id: part[:-1] for case_id, part in parts.items()}
+        tail -= 1
+    return {case_id: "/".join(part) for case_id, part in parts.items()}
 
 
 def _step(row: Row) -> str:
