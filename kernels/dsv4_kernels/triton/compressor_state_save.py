@@ -4,14 +4,25 @@ Moves 8 B an element (fp32 in, fp32 out); the positional term comes from L1. A p
 where there are few tokens.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
 from dsv4_kernels.triton.launch import begin, launch_options
 
-_FEW_TOKENS = 256
-_SLICE = 1024
+
+@dataclass(frozen=True)
+class Tile:
+    """Elements of a row per program (the whole row where it is shorter), and warps per program."""
+
+    slice: int
+    warps: int
+
+
+TILES = ((256, Tile(1024, 4)), (1 << 62, Tile(2048, 4)))
+"""Largest T → tile."""
 
 
 @triton.jit
@@ -40,6 +51,7 @@ def compressor_state_save(
     positions: torch.Tensor,
     state_cache: torch.Tensor,
     state_slots: torch.Tensor,
+    tile: Tile | None = None,
 ) -> None:
     """Write state rows in place.
 
@@ -49,15 +61,18 @@ def compressor_state_save(
         positions: int64 [T].
         state_cache: fp32 [num_pages, block, 2·coff·d], any page and token strides.
         state_slots: int64 [T]; negative slots are skipped.
+        tile: overrides the table, for tuning.
     """
     tokens, width = kv_score.shape
     if tokens == 0:
         return
-    part = min(width, _SLICE) if tokens <= _FEW_TOKENS else width
+    tile = tile or next(tile for most, tile in TILES if tokens <= most)
+    part = min(width, tile.slice)
     _compressor_state_save[(tokens * (width // part),)](
         kv_score, ape, positions, state_cache, state_slots,
         kv_score.stride(0), state_cache.stride(0), state_cache.stride(1),
-        PAGE_TOKENS=state_cache.shape[1], RATIO=ape.shape[0], WIDTH=width, SLICE=part, **launch_options(),
+        PAGE_TOKENS=state_cache.shape[1], RATIO=ape.shape[0], WIDTH=width, SLICE=part,
+        num_warps=tile.warps, **launch_options(),
     )  # fmt: skip
 
 
