@@ -1,5 +1,6 @@
 """The eager provider against the independent reference, stage by stage, and its own promises."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +31,15 @@ KINDS = tuple(LayerKind)
 BOUNDARY_LENGTHS = (*range(1, 10), *range(126, 131), *range(255, 258))
 FP8 = CachePrecision()
 TABLES = ("block_table", "window_block_table", "state_block_table")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Small tensors: more threads only get into each other's way."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def small(kind: LayerKind) -> ModelShape:
