@@ -99,13 +99,12 @@ class Case:
 
     def describe(self) -> dict[str, Any]:
         """The case as plain data: what its id is a digest of, and what a row stores."""
-        workload = asdict(self.workload)
         return {
             "scenario_kind": self.scenario_kind,
             "model": self.shape.name,
             "shape": shape_digest(self.shape),
             "layer": self.kind.value,
-            **workload,
+            **self.workload.describe(),
             "main": self.cache.main,
             "indexer": self.cache.indexer,
             "slab": self.cache.slab,

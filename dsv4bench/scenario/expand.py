@@ -1,5 +1,6 @@
 """From a scenario to its cases: the product of its axes."""
 
+from dataclasses import replace
 from itertools import product
 
 from dsv4bench.errors import UserError
@@ -32,7 +33,7 @@ def expand(scenario: Scenario) -> list[Case]:
             scenario_kind=scenario.kind,
             shape=shape.shard(tp),
             kind=kind,
-            workload=workload,
+            workload=_for_kind(workload, kind),
             cache=precision,
             execution=execution,
             provider=provider,
@@ -73,12 +74,38 @@ def _layers(scenario: Scenario) -> list[tuple[ModelShape, LayerKind]]:
 
 def _workloads(section: WorkloadSection) -> list[Workload]:
     workloads = []
-    for phase, batch, context, boundary in product(section.phase, section.batch, section.context, section.boundary):
-        for query_len in section.query_len or [1 if phase == "decode" else context]:
-            if query_len > context:
-                raise UserError(f"workload.query_len {query_len} is longer than workload.context {context}")
-            workloads.append(Workload(phase, batch, context, query_len, boundary))
+    for pattern in section.index_pattern:
+        if section.requests:
+            named = product(section.requests, section.boundary)
+            workloads += [Workload.of_requests(text, boundary, pattern) for text, boundary in named]
+        elif section.prefix:
+            grid = product(section.phase, section.batch, section.prefix, section.boundary, section.query_len or [1])
+            workloads += [
+                Workload(phase, batch, prefix + query_len, query_len, boundary, pattern)
+                for phase, batch, prefix, boundary, query_len in grid
+            ]
+        else:
+            workloads += _by_context(section, pattern)
     return workloads
+
+
+def _by_context(section: WorkloadSection, pattern: str) -> list[Workload]:
+    workloads = []
+    grid = product(section.phase, section.batch, section.context or (), section.boundary)
+    for phase, batch, given, boundary in grid:
+        mix = None if isinstance(given, int) else given.mix
+        context = given if isinstance(given, int) else given.mix.nominal
+        shortest = min(mix.lengths(batch)) if mix else context
+        for query_len in section.query_len or [1 if phase == "decode" else context]:
+            if query_len > shortest:
+                raise UserError(f"workload.query_len {query_len} is longer than workload.context {shortest}")
+            workloads.append(Workload(phase, batch, context, query_len, boundary, pattern, mix))
+    return workloads
+
+
+def _for_kind(workload: Workload, kind: LayerKind) -> Workload:
+    """Layers without an indexer don't have its patterns."""
+    return workload if kind.has_indexer else replace(workload, index_pattern="random")
 
 
 def _choice(entry: ProviderEntry) -> ProviderChoice:

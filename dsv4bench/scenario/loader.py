@@ -9,7 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 from dsv4bench.errors import UserError
-from dsv4bench.scenario.schema import Scenario
+from dsv4bench.scenario.schema import CONTEXT_TAGS, ContextSection, Scenario
 
 _PACKAGE = Path(__file__).parent
 _SHIPPED = (_PACKAGE / "shipped", _PACKAGE.parent.parent / "scenarios")
@@ -125,7 +125,8 @@ def _explain(error: ValidationError, source: str, lines: dict[Location, str]) ->
     for detail in error.errors():
         location = detail["loc"]
         where = next((lines[location[:n]] for n in range(len(location), 0, -1) if location[:n] in lines), source)
-        key = ".".join(str(part) for part in location if not str(part).startswith(("list[", "dict[", "function-")))
+        shown = (str(part) for part in location if str(part) not in CONTEXT_TAGS)
+        key = ".".join(part for part in shown if not part.startswith(("list[", "dict[", "function-")))
         problems[f"{where}: {key + ': ' if key else ''}{_sentence(detail)}"] = None
     return "\n".join(problems)
 
@@ -145,6 +146,8 @@ def _sentence(detail: Any) -> str:
 
 
 def _keys_at(location: Location) -> list[str]:
+    if CONTEXT_TAGS[1] in location:
+        return list(ContextSection.model_fields)
     model: Any = Scenario
     for part in location:
         annotation = model.model_fields[part].annotation if part in model.model_fields else None

@@ -2,11 +2,23 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from dsv4bench.errors import UserError
 from dsv4bench.model.shape import LayerKind
 from dsv4bench.model.stage import STAGE_NAMES
+from dsv4bench.scenario.lengths import ContextMix
+from dsv4bench.scenario.requests import parse_requests
 from dsv4bench.scenario.sizes import parse_tokens
 
 
@@ -25,6 +37,14 @@ Tokens = Annotated[int, BeforeValidator(_tokens, json_schema_input_type=int | st
 """A token count: an integer, or 8K = 8192, 8k = 8000, 1M = 1,048,576."""
 
 
+def _prefix(value: Any) -> Any:
+    return 0 if value == 0 and not isinstance(value, bool) else _tokens(value)
+
+
+Prefix = Annotated[int, BeforeValidator(_prefix, json_schema_input_type=int | str), Field(ge=0)]
+"""A token count that may be 0."""
+
+
 def _axis(json_type: Any) -> BeforeValidator:
     return BeforeValidator(_as_list, json_schema_input_type=json_type | list[json_type])
 
@@ -34,7 +54,8 @@ Counts = Annotated[list[Annotated[int, Field(ge=1)]], _axis(int), Field(min_leng
 TokenCounts = Annotated[list[Tokens], BeforeValidator(_as_list, json_schema_input_type=int | str | list[int | str])]
 Flags = Annotated[list[bool], _axis(bool), Field(min_length=1)]
 Phase = Literal["decode", "prefill"]
-Boundary = Literal["spread", "all", "none"]
+Boundary = Literal["spread", "all", "none", "c4a"]
+IndexPattern = Literal["random", "recent", "clustered"]
 MainPrecision = Literal["fp8", "bf16", "fp32"]
 IndexerPrecision = Literal["fp8", "fp4", "bf16", "fp32"]
 Streams = Literal["serial", "multi", "multi3"]
@@ -46,6 +67,51 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
+class ContextSection(Section):
+    """Mixed context lengths within a batch, at the quantiles of a distribution."""
+
+    distribution: Literal["lognormal", "uniform"]
+    """``lognormal`` (by median and sigma, cut at min and max) or ``uniform`` between min and max."""
+    median: Tokens | None = None
+    """Length that half of the requests stay below."""
+    sigma: Annotated[float, Field(gt=0, le=5)] = 1.0
+    """Standard deviation of the logarithm; 1 puts about two thirds within a factor of e of the median."""
+    min: Tokens = 128
+    """Shortest length."""
+    max: Tokens = 1_048_576
+    """Longest length."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ContextSection":
+        if (self.distribution == "lognormal") != (self.median is not None):
+            raise ValueError("'median' belongs to distribution: lognormal, which needs it")
+        if not self.min <= (self.median or self.max) <= self.max:
+            raise ValueError("min, median and max have to be in this order")
+        return self
+
+    @property
+    def mix(self) -> ContextMix:
+        """As the workload holds it."""
+        sigma = self.sigma if self.median else 0.0
+        return ContextMix(self.distribution, self.min, self.max, self.median or 0, sigma)
+
+
+def _batch_text(value: str) -> str:
+    try:
+        parse_requests(value)
+    except UserError as error:
+        raise ValueError(str(error)) from error
+    return value
+
+
+CONTEXT_TAGS = ("one length", "mixed lengths")
+"""What tells the two forms of a context apart in a validation error's location; not for the user's eyes."""
+Context = Annotated[
+    Annotated[Tokens, Tag(CONTEXT_TAGS[0])] | Annotated[ContextSection, Tag(CONTEXT_TAGS[1])],
+    Discriminator(lambda value: CONTEXT_TAGS[isinstance(value, dict | ContextSection)]),
+]
+
+
 class WorkloadSection(Section):
     """Which requests a step holds. Every list is an axis of the grid."""
 
@@ -53,12 +119,36 @@ class WorkloadSection(Section):
     """``decode`` (one query token per request unless query_len says more) or ``prefill``."""
     batch: Counts = [1]
     """Requests in the step."""
-    context: TokenCounts
-    """Sequence length after the step, as vLLM's seq_lens: 8K = 8192, 1M = 1,048,576."""
+    context: Annotated[list[Context], BeforeValidator(_as_list), Field(min_length=1)] | None = None
+    """Sequence length after the step, as vLLM's seq_lens: 8K = 8192, 1M = 1,048,576; or a distribution of them."""
+    prefix: Annotated[list[Prefix], _axis(int | str), Field(min_length=1)] | None = None
+    """Instead of context: tokens already in the cache, so that context is prefix + query_len."""
+    requests: Annotated[list[Annotated[str, AfterValidator(_batch_text)]], _axis(str), Field(min_length=1)] | None = (
+        None
+    )
+    """Instead of batch, context, query_len and phase: a batch in vLLM's grammar, 64q1s128k_2q2ks2k (here k is 1024)."""
     query_len: TokenCounts | None = None
     """Query tokens per request; default 1 for decode and the whole context for prefill."""
     boundary: Annotated[list[Boundary], _axis(Boundary)] = ["spread"]
-    """Who completes a compressed entry in this step: a mix of requests, all of them, or none."""
+    """Who completes a compressed entry in this step: a mix of requests, all, none, or all in c4a layers alone."""
+    index_pattern: Annotated[list[IndexPattern], _axis(IndexPattern)] = ["random"]
+    """Which entries the indexer is taken to select: random, the most recent ones, or clusters of 16 neighbours."""
+
+    @model_validator(mode="after")
+    def _one_way_to_say_lengths(self) -> "WorkloadSection":
+        given = [name for name in ("context", "prefix", "requests") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"needs exactly one of context, prefix and requests, got {' and '.join(given) or 'none'}")
+        twice = [
+            name
+            for name, default in (("batch", [1]), ("phase", ["decode"]), ("query_len", None))
+            if getattr(self, name) != default
+        ]
+        if self.requests and twice:
+            raise ValueError(f"requests says all of the batch; leave out {', '.join(twice)}")
+        if self.prefix and self.query_len is None and "prefill" in self.phase:
+            raise ValueError("prefix needs query_len, the length of the chunk, for phase: prefill")
+        return self
 
 
 class CacheSection(Section):

@@ -9,6 +9,7 @@ from dsv4bench.scenario.case import CachePrecision
 from dsv4bench.scenario.workload import Workload
 from dsv4bench.stack.caches import LayerCaches
 from dsv4bench.stack.metadata import FULL_BLOCK, STATE_BLOCK, WINDOW_BLOCK, BlockTables, step_metadata
+from dsv4bench.stack.selection import PLANTED, plant
 
 Values = dict[str, Any]
 """Tensors, caches and scalars of a layer by the names of the stage graph."""
@@ -78,6 +79,9 @@ def draw(
     on_device = torch.Generator(device).manual_seed(seed)
     x = torch.randn((workload.tokens, shape.hidden_size), generator=on_device, device=device, dtype=torch.float32)
     values |= {"x": x.to(dtype), "cos_sin": cos_sin}
+    if workload.index_pattern != "random" and kind.has_indexer:
+        chosen = plant(workload.index_pattern, values["candidate_lens"], shape.index_topk, on_device)
+        values[PLANTED + "topk_indices"] = chosen
     return values
 
 

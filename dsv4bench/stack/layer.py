@@ -16,6 +16,7 @@ from dsv4bench.scenario.workload import Workload
 from dsv4bench.stack.caches import LayerCaches, allocate, fill
 from dsv4bench.stack.inputs import Values, capacity, draw
 from dsv4bench.stack.scopes import scope
+from dsv4bench.stack.selection import PLANTED
 from dsv4bench.stack.weights import make_weights
 
 
@@ -96,12 +97,12 @@ def rope_table(rope: Rope, rows: int, device: str) -> torch.Tensor:
 
 
 def stage_arguments(stage: Stage, values: Values) -> dict[str, Any]:
-    """The keyword arguments of a stage's method.
+    """The keyword arguments of a stage's method; a planted tensor (``stack.selection``) stands in for a computed one.
 
     Raises:
         KeyError: a tensor that no earlier stage has produced.
     """
-    return {parameter: values[tensor] for parameter, tensor in stage.inputs.items()}
+    return {parameter: values.get(PLANTED + tensor, values[tensor]) for parameter, tensor in stage.inputs.items()}
 
 
 def run_stage(stage: Stage, provider: object, values: Values) -> None:
