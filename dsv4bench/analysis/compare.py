@@ -53,28 +53,33 @@ def compare(base: Run, others: Sequence[Run], limits: Limits) -> tuple[list[Comp
     Raises:
         IncomparableError: no case in common.
     """
-    table: dict[tuple[str, str], list[Verdict | None]] = {}
     notes: list[str] = []
-    for column, other in enumerate(others):
-        pairs = match(base.rows, other.rows).pairs
-        if not pairs:
+    columns = []
+    for other in others:
+        if not match(base.rows, other.rows).pairs:
             raise IncomparableError(f"{base.path} and {other.path} have no case in common")
-        base_ids = {pair.new.case_id: pair.base.case_id for pair in pairs}
         verdicts, found = judged([base], other, limits)
-        notes += [f"{other.path}: {note}" for note in found]
         equal = sum(Reason.MEMORY_EQUAL in verdict.reasons for verdict in verdicts)
-        if equal:
-            notes.append(f"{other.path}: memory figures unchanged: {equal}")
+        found = [*found, *([f"memory figures unchanged: {equal}"] if equal else [])]
+        notes += [f"{other.path}: {note}" for note in found]
+        columns.append((other, verdicts))
+    return tabulate(base, columns), list(dict.fromkeys(notes))
+
+
+def tabulate(base: Run, columns: Sequence[tuple[Run, Sequence[Verdict]]]) -> list[Comparison]:
+    """Verdicts of several runs on one base as a line per case, worst first; equal bytes are left out."""
+    table: dict[tuple[str, str], list[Verdict | None]] = {}
+    for number, (other, verdicts) in enumerate(columns):
+        base_ids = {pair.new.case_id: pair.base.case_id for pair in match(base.rows, other.rows).pairs}
         for verdict in verdicts:
-            if Reason.MEMORY_EQUAL in verdict.reasons:
-                continue
-            case_id = verdict.subject.case_id
-            key = (base_ids.get(case_id, case_id), verdict.subject.metric)
-            table.setdefault(key, [None] * len(others))[column] = verdict
+            if Reason.MEMORY_EQUAL not in verdict.reasons:
+                case_id = verdict.subject.case_id
+                key = (base_ids.get(case_id, case_id), verdict.subject.metric)
+                table.setdefault(key, [None] * len(columns))[number] = verdict
     labels = {row.case_id: row.label for row in base.rows}
     comparisons = [_comparison(labels.get(case_id), metric, cells) for (case_id, metric), cells in table.items()]
     order = {id(verdict): rank for rank, verdict in enumerate(by_severity(item.worst for item in comparisons))}
-    return sorted(comparisons, key=lambda item: order[id(item.worst)]), list(dict.fromkeys(notes))
+    return sorted(comparisons, key=lambda item: order[id(item.worst)])
 
 
 def refused(comparisons: Sequence[Comparison]) -> bool:

@@ -1,6 +1,7 @@
 """A run from its first line to its last: probe, manifest, rows as they come, and a directory that is always valid."""
 
 import os
+import secrets
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -77,7 +78,7 @@ def start_run(request: Request, path: Path, listen: Listener) -> Run:
             settings.contract(case)  # refuses what can't be measured honestly before anything runs
         sensor = open_sensor(settings.device.uuid)[0] if settings.device.uuid else None
         environment = describe_environment(settings.device, sensor, tenants)
-        manifest = make_manifest(request, path.name, found, environment)
+        manifest = make_manifest(request, new_run_id(path), found, environment)
         directory = RunDirectory.create(path, manifest)
         _measure(directory, manifest, executor, settings, request, began, listen)
     return read_run(path)
@@ -235,6 +236,11 @@ def _executor(path: Path) -> Iterator[Executor]:
             (path / WORKER_LOG).unlink(missing_ok=True)
             if not existed and not any(path.iterdir()):
                 os.rmdir(path)
+
+
+def new_run_id(path: Path) -> str:
+    """An id that no other run has, even one in a folder of the same name."""
+    return f"{path.name}-{secrets.token_hex(4)}"
 
 
 def device_of(found: Found) -> Device:

@@ -1,29 +1,21 @@
 """``dsv4bench compare``: runs side by side, worst case first."""
 
 import sys
-from enum import StrEnum
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from dsv4bench.analysis.compare import Comparison, refused
 from dsv4bench.analysis.compare import compare as compare_runs
-from dsv4bench.analysis.compare import refused
 from dsv4bench.analysis.verdict import PRESETS
-from dsv4bench.cli.gate import WIDE, Preset
+from dsv4bench.cli.gate import Preset
+from dsv4bench.cli.run import WIDE, Format
 from dsv4bench.errors import IncomparableError, UserError
 from dsv4bench.report.compare_text import compare_csv, compare_json, compare_markdown, compare_table, run_names
-from dsv4bench.results.run_directory import read_run
-
-
-class Format(StrEnum):
-    """How results are printed."""
-
-    TABLE = "table"
-    JSON = "json"
-    CSV = "csv"
-    MD = "md"
+from dsv4bench.results.run_directory import Run, read_run
 
 
 def compare(
@@ -40,17 +32,23 @@ def compare(
         raise UserError("compare needs at least two runs")
     read = [read_run(path) for path in runs]
     comparisons, notes = compare_runs(read[0], read[1:], PRESETS[preset.value])
-    names = run_names(read)
+    print_comparison(read, run_names(read), comparisons, notes, format)
+    if refused(comparisons):
+        raise IncomparableError("some cases were measured under unlike contracts or have changed shape; see the table")
+
+
+def print_comparison(
+    runs: Sequence[Run], names: Sequence[str], comparisons: Sequence[Comparison], notes: Sequence[str], format: Format
+) -> None:
+    """Print a comparison: results on stdout, notes of a table on stderr."""
     match format:
         case Format.TABLE:
             Console(width=None if sys.stdout.isatty() else WIDE).print(compare_table(names, comparisons))
             for note in notes:
-                typer.echo(note, err=True)
+                typer.echo(f"note: {note}", err=True)
         case Format.MD:
-            typer.echo(compare_markdown(read, comparisons, notes), nl=False)
+            typer.echo(compare_markdown(runs, names, comparisons, notes), nl=False)
         case Format.CSV:
             typer.echo(compare_csv(names, comparisons), nl=False)
         case Format.JSON:
             typer.echo(compare_json(names, comparisons, notes), nl=False)
-    if refused(comparisons):
-        raise IncomparableError("some cases were measured under unlike contracts or have changed shape; see the table")

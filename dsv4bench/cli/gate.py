@@ -15,6 +15,7 @@ from dsv4bench.analysis.examine import Findings, examine, interleaved
 from dsv4bench.analysis.gate import Again, Evidences, GateReport, by_severity, settle, with_remarks
 from dsv4bench.analysis.selftest import applicable, limits_at
 from dsv4bench.analysis.verdict import PRESETS, Evidence, Outcome, Subject
+from dsv4bench.cli.run import WIDE
 from dsv4bench.errors import MeasurementError, UserError
 from dsv4bench.report.github import annotations, append_step_summary
 from dsv4bench.report.junit import junit_xml
@@ -25,9 +26,6 @@ from dsv4bench.report.verdict_table import decisions, verdict_table
 from dsv4bench.results.baseline import ROOT, SELFTEST, find_base, folder_of
 from dsv4bench.results.noise import CaseNoise, read_noise
 from dsv4bench.results.run_directory import MANIFEST, Run, read_run
-
-WIDE = 160
-"""Columns of a table that no terminal limits."""
 
 
 class Preset(StrEnum):
@@ -69,14 +67,21 @@ def gate(
     new, base = _sides(run, baseline)
     new, base = _selected(new, only or []), [_selected(side, only or []) for side in base]
     findings = examine(base, new)
-    noise = _noise(selftest, baseline or ROOT, new, findings)
+    noise, note = noise_of(selftest, baseline or ROOT, new)
     again = None if no_confirm else _again(run, confirmation, base, new, findings)
     limits = PRESETS[preset.value]
     settled = settle(findings.evidence, lambda subject, item: limits_at(limits, noise, subject, item), again=again)
     verdicts = [*findings.verdicts, *(with_remarks(verdict, findings.remarks) for verdict in settled)]
     if not verdicts:
         raise MeasurementError(f"{run}: no case to gate; the run is empty or --only selects nothing")
-    report = GateReport(new, tuple(base), preset.value, strict, by_severity(verdicts), tuple(findings.notes))
+    report = GateReport(
+        new,
+        tuple(base),
+        preset.value,
+        strict,
+        by_severity(verdicts),
+        tuple(note for note in (*findings.notes, note) if note),
+    )
     if json:
         report = _with_request_for_baseline(report, faster_before(json, new.manifest.run_id))
     _write(report, {junit: junit_xml, md: gate_markdown, json: gate_json})
@@ -106,19 +111,20 @@ def _selected(run: Run, only: list[str]) -> Run:
     return replace(run, manifest=run.manifest.model_copy(update={"planned": planned}), rows=rows)
 
 
-def _noise(given: Path | None, root: Path, new: Run, findings: Findings) -> dict[tuple[str, str], CaseNoise]:
-    """The noise of this machine, from the file given or from beside the baselines."""
-    folders = (root, folder_of(root, new.manifest), folder_of(ROOT, new.manifest))
+def noise_of(given: Path | None, root: Path, run: Run) -> tuple[dict[tuple[str, str], CaseNoise], str]:
+    """The noise of a run's cases on this machine, from the file given or from beside the baselines.
+
+    Returns:
+        Noise by (case id, metric), and a note for the reader where there is none.
+    """
+    folders = (root, folder_of(root, run.manifest), folder_of(ROOT, run.manifest))
     path = given or next((folder / SELFTEST for folder in folders if (folder / SELFTEST).is_file()), None)
     if path is None:
-        findings.notes.append(
-            "no self-test of this machine is stored; tolerances are the preset's (`dsv4bench selftest`)"
-        )
-        return {}
-    noise = applicable(read_noise(path), new)
+        return {}, "no self-test of this machine is stored; tolerances are the preset's (`dsv4bench selftest`)"
+    noise = applicable(read_noise(path), run)
     if not noise:
-        findings.notes.append(f"{path} says nothing about these cases on this machine; tolerances are the preset's")
-    return noise
+        return {}, f"{path} says nothing about these cases on this machine; tolerances are the preset's"
+    return noise, ""
 
 
 def _again(run: Path, confirmation: Path | None, base: list[Run], new: Run, findings: Findings) -> Again | None:

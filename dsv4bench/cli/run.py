@@ -72,8 +72,8 @@ def run(
         return
     if scenario is None:
         raise UserError("which scenario? `dsv4bench list scenarios` shows those that ship")
-    resolved = load_scenario(scenario, [*(overrides or ()), *_provider_override(provider)])
-    cases = _selected(resolved, only or [])
+    resolved = load_scenario(scenario, [*(overrides or ()), *provider_override(provider)])
+    cases = selected_cases(resolved, only or [])
     if (roofline or gpu) and not dry_run:
         raise UserError("--roofline and --gpu go with --dry-run; a real run stores floors anyway")
     if dry_run:
@@ -86,7 +86,13 @@ def run(
     _report(_measured(resolved, cases, device, words, path, check), format, stages)
 
 
-def _selected(scenario: Scenario, only: Sequence[str]) -> list[Case]:
+def selected_cases(scenario: Scenario, only: Sequence[str]) -> list[Case]:
+    """Cases of a scenario by ``--only``, none of a provider that can't exist.
+
+    Raises:
+        MeasurementError: none is selected.
+        UserError: an unknown provider.
+    """
     cases = expand(scenario)
     chosen = select(cases, list(only))
     if not chosen:
@@ -96,7 +102,7 @@ def _selected(scenario: Scenario, only: Sequence[str]) -> list[Case]:
     return chosen
 
 
-def _provider_override(providers: Sequence[str] | None) -> list[str]:
+def provider_override(providers: Sequence[str] | None) -> list[str]:
     """``--provider`` texts as an override of the scenario's ``providers``."""
     if not providers:
         return []

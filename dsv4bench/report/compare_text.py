@@ -46,9 +46,10 @@ def compare_table(names: Sequence[str], comparisons: Sequence[Comparison]) -> Ta
     return table
 
 
-def compare_markdown(runs: Sequence[Run], comparisons: Sequence[Comparison], notes: Sequence[str]) -> str:
+def compare_markdown(
+    runs: Sequence[Run], names: Sequence[str], comparisons: Sequence[Comparison], notes: Sequence[str]
+) -> str:
     """For a pull request: before, after, change, speedup, verdict; environment folded away."""
-    names = run_names(runs)
     heads = ["Case", names[0]]
     for name in names[1:]:
         heads += [name, "Change", "95 % interval", "Speedup", "Verdict"]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from dsv4bench.analysis.examine import interleaved
 from dsv4bench.analysis.gate import GateReport
 from dsv4bench.analysis.verdict import Outcome, Verdict
 from dsv4bench.report.quantity import change
@@ -74,7 +75,7 @@ def verdict_rows(verdicts: Iterable[Verdict]) -> str:
 
 def against(report: GateReport) -> str:
     """What the run was held against, in a sentence."""
-    if len(report.base) == 1 and report.base[0].manifest.run_id == report.run.manifest.run_id:
+    if interleaved(report.base, report.run):
         return f"Both sides measured in interleaved rounds; preset {report.preset}."
     runs = f"{len(report.base)} stored run{'s' if len(report.base) != 1 else ''}"
     return f"Held against {runs} of {report.run.manifest.scenario_name}; preset {report.preset}."

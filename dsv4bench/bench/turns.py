@@ -1,0 +1,166 @@
+"""Two sides in two worker processes that take turns: exactly one of them runs at any time.
+
+Sides of two revisions can't share a process, since their kernels carry the same names. So each has a worker of its own,
+and every round waits for leave to go. A side that prepares or checks does so alone as well.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dsv4bench.bench.checkout import Checkout
+from dsv4bench.bench.execute import START_TIMEOUT, Event
+from dsv4bench.bench.messages import Done, Found, Go, Measure, Measured, Probe, Ready, Working
+from dsv4bench.bench.rounds import order_of
+from dsv4bench.bench.settings import Settings
+from dsv4bench.bench.worker import Worker
+from dsv4bench.errors import MeasurementError, UserError
+from dsv4bench.results.row import Status
+from dsv4bench.scenario.case import Case, shape_digest
+
+Pair = tuple[Case, Case]
+"""The same case on both sides."""
+
+
+@dataclass
+class Lane:
+    """One side's worker, and how far it is with the current case.
+
+    Attributes:
+        log: file its output goes to.
+        checkout: revision that its kernels come from; None for the working tree.
+        worker: its process, if it is up.
+        ready: round that waits for leave to go; None while there is none.
+        used: seconds spent on the current case.
+        doing: what it was last heard to do.
+    """
+
+    log: Path
+    checkout: Checkout | None = None
+    worker: Worker | None = None
+    ready: int | None = None
+    used: float = 0.0
+    doing: str = field(default="starting")
+
+    def launch(self, device: str) -> None:
+        """Start the worker and ask it for the device."""
+        self.close()
+        self.worker = Worker(self.log, self.checkout)
+        self.worker.send(Probe(device, calibrate=False))
+
+    def found(self) -> Found:
+        """The worker's answer to a probe.
+
+        Raises:
+            UserError: there is no such device.
+            MeasurementError: the worker does not come up.
+        """
+        worker = self.worker
+        assert worker is not None
+        try:
+            found = worker.receive(START_TIMEOUT)
+        except (TimeoutError, EOFError) as error:
+            how = "does not answer" if isinstance(error, TimeoutError) else worker.obituary()
+            self.close()
+            raise MeasurementError(f"no worker process comes up: {how}; see {self.log}") from error
+        assert isinstance(found, Found)
+        if found.error:
+            raise UserError(found.error)
+        return found
+
+    def close(self) -> None:
+        """Kill the worker, if there is one."""
+        self.ready = None
+        if self.worker is not None:
+            self.worker.kill()
+            self.worker = None
+
+
+class Turns:
+    """Measures pairs of cases, one side each, in interleaved rounds."""
+
+    def __init__(self, lanes: tuple[Lane, Lane], device: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lanes, self._device, self._clock = lanes, device, clock
+
+    def probe(self) -> tuple[Found, Found]:
+        """Start both workers and ask each for the device; then the first calibrates."""
+        first, second = self._lanes
+        for lane in self._lanes:
+            lane.launch(self._device)
+        first.found()
+        answer = second.found()
+        assert first.worker is not None
+        first.worker.send(Probe(self._device, calibrate=True))
+        return first.found(), answer
+
+    def close(self) -> None:
+        """Kill both workers."""
+        for lane in self._lanes:
+            lane.close()
+
+    def run(self, pairs: Sequence[Pair], settings: tuple[Settings, Settings]) -> Iterator[tuple[int, Event]]:
+        """Measure pairs, yielding what happens on which side (0 or 1); every case gets exactly one ``Measured``."""
+        for number, group in enumerate(group_pairs(pairs)):
+            if number:
+                self.close()  # fresh processes: their memory is all there for the next group
+            for pair in group:
+                yield from self._measure(pair, group, settings)
+
+    def _measure(
+        self, pair: Pair, group: Sequence[Pair], settings: tuple[Settings, Settings]
+    ) -> Iterator[tuple[int, Event]]:
+        for side, lane in enumerate(self._lanes):
+            if lane.worker is None:
+                lane.launch(self._device)
+                lane.found()
+            assert lane.worker is not None
+            cases = tuple(each[side] for each in group)
+            lane.used, lane.doing = 0.0, "starting"
+            lane.worker.send(Measure((pair[side],), cases, settings[side], in_turns=True))
+            yield from self._until_ready(side, pair[side], settings[side])
+        seed = settings[0].timing.seed
+        while waiting := [lane.ready for lane in self._lanes if lane.ready is not None]:
+            round_ = min(waiting)  # a side that repeats a throttled round catches up first
+            for side in order_of(seed, pair[0].pair_id, round_, 0, 2):
+                lane = self._lanes[side]
+                if lane.ready == round_ and lane.worker is not None:
+                    lane.worker.send(Go())
+                    yield from self._until_ready(side, pair[side], settings[side])
+
+    def _until_ready(self, side: int, case: Case, settings: Settings) -> Iterator[tuple[int, Event]]:
+        """Let a side run until it waits for its next turn or is done with the case."""
+        lane, timeout = self._lanes[side], settings.timing.timeout
+        began, measured = self._clock(), False
+        lane.ready = None
+        while lane.worker is not None:
+            try:
+                event = lane.worker.receive(timeout - lane.used - (self._clock() - began))
+            except (TimeoutError, EOFError) as error:
+                late = isinstance(error, TimeoutError)
+                how = f"no result within {timeout:g} s (timing.timeout)" if late else lane.worker.obituary()
+                lane.close()
+                if not measured:
+                    status = Status.TIMEOUT if late else Status.RUNTIME_ERROR
+                    yield side, Measured(settings.failed(case, status, f"{how}, {lane.doing}"))
+                return
+            if isinstance(event, Ready):
+                lane.ready = event.round
+                lane.used += self._clock() - began
+                return
+            if isinstance(event, Working):
+                lane.doing = event.doing
+            measured = measured or isinstance(event, Measured)
+            yield side, event
+            if isinstance(event, Done):
+                if not event.healthy:
+                    lane.close()
+                return
+
+
+def group_pairs(pairs: Sequence[Pair]) -> list[list[Pair]]:
+    """Pairs whose first sides share weights and caches, in order of first appearance."""
+    groups: dict[tuple[object, ...], list[Pair]] = {}
+    for pair in pairs:
+        groups.setdefault((shape_digest(pair[0].shape), pair[0].kind, pair[0].cache), []).append(pair)
+    return list(groups.values())
