@@ -33,8 +33,6 @@ AwaitTurn = Callable[[int], None]
 
 PADDING = 64 * 2**20
 """A round's buffers lie behind a pad of random size up to this, so that no two rounds share their addresses."""
-
-
 BF16 = 2
 """Bytes of a projection's weight element, unless a provider's ``weight_bytes`` says otherwise."""
 
@@ -186,9 +184,8 @@ class Comparison:
         """Check once more on fresh inputs, take the energy, and make the row."""
         side, settings = _side(contender), self._settings
         if kept.spoiled_by:
-            reason = (
-                f"throttled ({', '.join(kept.spoiled_by)}) in {kept.repeated + 1} rounds; cool the card and --resume"
-            )
+            reasons = ", ".join(kept.spoiled_by)
+            reason = f"{kept.repeated + 1} rounds throttled ({reasons}); cool the card and run it again"
             contender.measured = Measured(settings.failed(contender.case, Status.INVALID_THERMAL, reason))
             return
         if settings.check:

@@ -36,8 +36,10 @@ def comparisons(cases: Sequence[Case]) -> list[list[Case]]:
 class Executor:
     """Runs cases on this machine, one worker at a time."""
 
-    def __init__(self, log: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._log, self._clock = log, clock
+    def __init__(
+        self, log: Path, clock: Callable[[], float] = time.monotonic, make_worker: Callable[[Path], Worker] = Worker
+    ) -> None:
+        self._log, self._clock, self._make_worker = log, clock, make_worker
         self._worker: Worker | None = None
         self._device = "auto"
 
@@ -73,7 +75,7 @@ class Executor:
 
     def _start(self, calibrate: bool) -> Found:
         self.close()
-        worker = self._worker = Worker(self._log)
+        worker = self._worker = self._make_worker(self._log)
         worker.send(Probe(self._device, calibrate))
         try:
             found = worker.receive(START_TIMEOUT)

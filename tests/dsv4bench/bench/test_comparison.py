@@ -1,0 +1,181 @@
+"""A comparison on the CPU: what goes wrong with a side is its row, and costs no other side anything."""
+
+from pathlib import Path
+
+import pytest
+
+from dsv4bench.bench.comparison import Comparison, PoisonedError
+from dsv4bench.bench.compilation import CompileLog
+from dsv4bench.bench.device import Device
+from dsv4bench.bench.rounds import seed_of
+from dsv4bench.bench.settings import Settings
+from dsv4bench.bench.spending import Spending
+from dsv4bench.bench.telemetry import Telemetry
+from dsv4bench.results.row import Status
+from dsv4bench.scenario.expand import expand
+from dsv4bench.stack.layer import prepare
+from tests.dsv4bench.bench.small import small_scenario
+
+FAILING = Path(__file__).with_name("failing_providers.py")
+
+
+class Sensor:
+    """A card that throttles on the readings whose numbers are given."""
+
+    def __init__(self, hot=()):
+        self.hot, self.readings = hot, 0
+
+    def read(self):
+        self.readings += 1
+        hot = self.hot == "always" or self.readings in self.hot
+        return Telemetry(0.0, 1.98e9, 3.2e9, 60.0, 400.0, None, ("hw_slowdown",) if hot else ())
+
+
+@pytest.fixture
+def measure(tmp_path):
+    def _measure(providers, sensor=None, check=True, **changes):
+        scenario = small_scenario(
+            tmp_path, providers=[f"{FAILING}:{p}" if p[0].isupper() else p for p in providers], **changes
+        )
+        cases = expand(scenario)
+        first, said = cases[0], []
+        layer = prepare(first.shape, first.kind, first.cache, [case.workload for case in cases])
+        settings = Settings(scenario.timing, Device("cpu"), check)
+        comparison = Comparison(
+            settings, sensor, CompileLog(), Spending(), lambda *words: said.append(words), lambda number: None
+        )
+        measured = list(comparison.measure(cases, layer))
+        assert [one.row.case_id for one in measured] == [case.case_id for case in cases]
+        return measured, said
+
+    return _measure
+
+
+def test_a_layer_is_timed_as_a_whole_and_stage_by_stage(measure):
+    (one,), _ = measure(["eager"], layers="c4a")
+    row = one.row
+    assert row.status is Status.OK
+    assert [stage.name for stage in row.stages][-1] == "output_projection"
+    assert len(row.stages) == 20
+    assert all(stage.timing.median > 0 for stage in row.stages)
+    assert row.layer.median > max(stage.timing.median for stage in row.stages)
+    assert [one_round.index for one_round in row.layer.rounds] == [0, 1]
+    assert row.layer.min <= row.layer.median
+    assert row.accuracy.worst_error <= row.accuracy.tolerance
+    assert all(stage.accuracy.worst_error <= stage.accuracy.tolerance for stage in row.stages)
+
+
+def test_raw_samples_of_every_round_are_kept(measure):
+    (one,), _ = measure(["eager"], timing={"rounds": 3, "iterations": 4, "warmup": 0})
+    assert {record["round"] for record in one.samples} == {0, 1, 2}
+    assert {record["what"] for record in one.samples} == {"layer", *(stage.name for stage in one.row.stages)}
+    assert all(len(record["seconds"]) == 4 for record in one.samples)
+    layer = [record["seconds"] for record in one.samples if record["what"] == "layer"]
+    assert one.row.layer.min == min(min(seconds) for seconds in layer)
+
+
+def test_each_way_to_fail_has_its_status_and_the_good_side_is_measured(measure):
+    measured, _ = measure(["eager", "Wrong", "Raises", "Hungry", "Picky", "RaisesLater", "reference"])
+    rows = [one.row for one in measured]
+    assert [row.status for row in rows] == [
+        Status.OK,
+        Status.INCORRECT,
+        Status.RUNTIME_ERROR,
+        Status.OOM,
+        Status.UNSUPPORTED,
+        Status.RUNTIME_ERROR,
+        Status.OK,
+    ]
+    assert rows[1].reason.startswith("qkv_norm: output off by")
+    assert rows[2].reason == "ValueError: no such head size"
+    assert rows[4].reason.endswith(":Picky: no fp8 cache")
+    assert rows[5].reason == "ValueError: tired"
+    assert all(row.layer is None and row.stages == [] for row in rows[1:6])
+    assert all(len(row.layer.rounds) == 2 for row in (rows[0], rows[6]))
+
+
+def test_a_wrong_result_is_not_looked_for_when_checks_are_off(measure):
+    (one,), _ = measure(["Wrong"], check=False)
+    assert one.row.status is Status.OK
+    assert one.row.accuracy is None
+
+
+def test_a_provider_without_a_stage_is_unsupported(measure, tmp_path):
+    path = tmp_path / "partial.py"
+    path.write_text(
+        "from dsv4bench.providers.base import SUPPORTED\n"
+        "class Partial:\n    name = 'partial'\n    def supports(self, need): return SUPPORTED\n"
+        "    def topk(self, logits, candidate_lens, k): ...\n"
+    )
+    (one,), _ = measure([f"{path}:Partial"])
+    assert one.row.status is Status.UNSUPPORTED
+    assert "has no stage input_projection, inverse_rope_quant, " in one.row.reason
+
+
+def test_single_stages_run_behind_the_eager_ones_that_feed_them(measure):
+    (one,), _ = measure(["reference"], kind="stage", stages=["qkv_norm", "sparse_attention"])
+    row = one.row
+    assert row.status is Status.OK
+    assert [stage.name for stage in row.stages] == ["qkv_norm", "sparse_attention"]
+    assert row.layer.median > 0
+    (single,), _ = measure(["reference"], kind="stage", stages=["qkv_norm"])
+    assert single.row.stages[0].timing.median == single.row.layer.median
+
+
+def test_a_graph_on_a_cpu_is_unsupported(measure):
+    (one,), _ = measure(["eager"], schedule={"graph": True})
+    assert (one.row.status, one.row.reason) == (Status.UNSUPPORTED, "a CUDA graph needs a GPU")
+
+
+def test_rounds_of_all_sides_are_interleaved(measure):
+    _, said = measure(["eager", "reference"], timing={"rounds": 4, "iterations": 1, "warmup": 0})
+    turns = [(case_id, doing) for case_id, doing in said if doing.startswith("round")]
+    for number in range(4):
+        of_round = turns[2 * number : 2 * number + 2]
+        assert {doing for _, doing in of_round} == {f"round {number + 1} of 4"}
+        assert len({case_id for case_id, _ in of_round}) == 2
+
+
+def test_a_throttled_round_is_repeated_and_said(measure):
+    (one,), said = measure(["eager"], sensor=Sensor(hot=(2,)))
+    assert one.row.status is Status.OK
+    assert one.row.warnings == ["1 throttled rounds were repeated"]
+    assert ("round 1 of 2, attempt 2") in [doing for _, doing in said]
+    assert one.row.layer.rounds[0].sm_clock_hz == 1.98e9
+    assert [record["attempt"] for record in one.telemetry] == [1, 1, 0, 0]
+
+
+def test_a_card_that_never_cools_makes_the_row_invalid(measure):
+    (one,), _ = measure(["eager"], sensor=Sensor("always"))
+    assert one.row.status is Status.INVALID_THERMAL
+    assert one.row.reason == "3 rounds throttled (hw_slowdown); cool the card and run it again"
+    assert one.row.layer is None
+
+
+def test_every_round_draws_inputs_of_its_own(measure):
+    (one,), _ = measure(["eager"])
+    seeds = [one_round.seed for one_round in one.row.layer.rounds]
+    assert seeds == [seed_of(0, one.row.pair_id, "inputs", number, 0) for number in (0, 1)]
+
+
+def test_a_broken_device_ends_the_comparison_after_the_row_of_its_case(tmp_path, monkeypatch):
+    import torch
+
+    def broken():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    scenario = small_scenario(tmp_path, providers=["eager", f"{FAILING}:Raises", "reference"])
+    cases = expand(scenario)
+    layer = prepare(cases[0].shape, cases[0].kind, cases[0].cache, [cases[0].workload])
+    settings = Settings(scenario.timing, Device("cuda", name="X", l2_bytes=1), check=False)
+    monkeypatch.setattr(torch.cuda, "synchronize", broken)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("dsv4bench.bench.comparison.count_launches", lambda call: None)
+    comparison = Comparison(settings, None, CompileLog(), Spending(), lambda *words: None, lambda number: None)
+    rows = []
+    with pytest.raises(PoisonedError, match="illegal memory access"):
+        rows.extend(one.row for one in comparison.measure(cases, layer))
+    measured = comparison.measure(cases, layer)
+    assert next(measured).row.reason == "ValueError: no such head size"
+    with pytest.raises(PoisonedError):
+        next(measured)

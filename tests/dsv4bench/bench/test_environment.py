@@ -1,0 +1,56 @@
+"""The environment: complete enough to explain a number, without paths or secrets."""
+
+import subprocess
+from pathlib import Path
+
+from dsv4bench.bench.device import Device
+from dsv4bench.bench.environment import describe_environment, git_state, safe_variables
+
+
+def test_secrets_are_dropped_and_paths_are_relative():
+    variables = {
+        "TRITON_CACHE_DIR": "/home/me/work/cache",
+        "CUDA_HOME": "/home/me/work",
+        "VLLM_API_KEY": "x",
+        "NCCL_AUTH_TOKEN": "x",
+        "VLLM_password": "x",
+        "TRITON_SECRET": "x",
+        "HOME": "/home/me",
+    }
+    assert safe_variables(variables, Path("/home/me/work")) == {"CUDA_HOME": ".", "TRITON_CACHE_DIR": "cache"}
+
+
+def test_a_checkout_is_named_by_commit_and_by_what_is_uncommitted(tmp_path):
+    assert git_state(tmp_path) == (None, None)
+
+    def git(*arguments):
+        subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True, capture_output=True)
+
+    git("init")
+    (tmp_path / "a.py").write_text("1")
+    git("add", "a.py")
+    git("-c", "user.name=t", "-c", "user.email=t@t", "commit", "-m", "a")
+    sha, dirty = git_state(tmp_path)
+    assert len(sha) == 40
+    assert dirty is None
+    (tmp_path / "a.py").write_text("2")
+    _, first = git_state(tmp_path)
+    (tmp_path / "a.py").write_text("3")
+    _, second = git_state(tmp_path)
+    assert None not in (first, second)
+    assert first != second
+
+
+def test_without_a_gpu_the_rest_is_still_known():
+    found = describe_environment(Device("cpu", versions={"torch": "2.13.0"}), None, {})
+    assert found.torch == "2.13.0"
+    assert found.gpu is None
+    assert found.driver is None
+    assert found.python
+    assert found.platform
+
+
+def test_cuda_describes_the_card_where_nvml_is_absent():
+    device = Device("cuda", name="AMD Instinct MI300X", l2_bytes=0, sm_count=304, memory_bytes=1, capability="9.4")
+    gpu = describe_environment(device, None, {}).gpu
+    assert (gpu.name, gpu.sm_count, gpu.l2_bytes, gpu.vbios) == ("AMD Instinct MI300X", 304, None, None)
