@@ -10,13 +10,15 @@ from dsv4bench.results.row import Round, Row, Timing
 
 
 def timings(row: Row) -> Iterator[tuple[str, Timing]]:
-    """The times of a row that are gated: the whole case, or its stages where only those were timed."""
-    if row.layer is not None:
+    """The times of a row that are gated: the whole case; each stage where a scenario of ``kind: stage`` has several.
+
+    There a change of one stage would drown in the sum of all.
+    """
+    stages = [(f"time.{stage.name}", stage.timing) for stage in row.stages if stage.timing is not None]
+    if row.case.get("scenario_kind") == "stage" and len(stages) > 1:
+        yield from stages
+    elif row.layer is not None:
         yield "time", row.layer
-    else:
-        for stage in row.stages:
-            if stage.timing is not None:
-                yield f"time.{stage.name}", stage.timing
 
 
 def paired_evidence(base: Timing, new: Timing) -> Evidence | None:

@@ -21,7 +21,8 @@ from dsv4bench.bench.messages import Measured
 from dsv4bench.bench.session import Listener, Request, complete_row, device_of, make_manifest, new_run_id, now
 from dsv4bench.bench.settings import Settings
 from dsv4bench.bench.telemetry import all_tenants, open_sensor
-from dsv4bench.bench.turns import Lane, Pair, Turns
+from dsv4bench.bench.turns import Lane, MakeWorker, Pair, Turns
+from dsv4bench.bench.worker import Worker
 from dsv4bench.errors import MeasurementError, UserError
 from dsv4bench.results.manifest import Manifest
 from dsv4bench.results.row import Row, Status, Timing
@@ -64,6 +65,7 @@ class Contest:
         argv: the command line, for the manifests.
         repro: the words that run it again, without ``--only``.
         check: compare outputs with the reference around the timing.
+        make_worker: starts the process of a side.
     """
 
     parties: tuple[Party, Party]
@@ -71,6 +73,7 @@ class Contest:
     argv: Sequence[str] = ()
     repro: Sequence[str] = ()
     check: bool = True
+    make_worker: MakeWorker = Worker
 
     @property
     def rounds(self) -> int:
@@ -114,7 +117,7 @@ def measure_sides(
     if any((path / name / MANIFEST).exists() for name in SIDES):
         raise UserError(f"{path} already holds an A/B run; choose another --out")
     path.mkdir(parents=True, exist_ok=True)
-    lanes = tuple(Lane(path / WORKER_LOG, party.checkout) for party in contest.parties)
+    lanes = tuple(Lane(path / WORKER_LOG, party.checkout, contest.make_worker) for party in contest.parties)
     turns = Turns((lanes[0], lanes[1]), contest.device)
     try:
         books = _open_books(contest, path, turns, pairs, rounds, first_round)

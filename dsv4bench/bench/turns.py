@@ -19,6 +19,9 @@ from dsv4bench.errors import MeasurementError, UserError
 from dsv4bench.results.row import Status
 from dsv4bench.scenario.case import Case, shape_digest
 
+MakeWorker = Callable[[Path, Checkout | None], Worker]
+"""Starts a worker that logs to a file and takes its kernels from a revision."""
+
 Pair = tuple[Case, Case]
 """The same case on both sides."""
 
@@ -30,6 +33,7 @@ class Lane:
     Attributes:
         log: file its output goes to.
         checkout: revision that its kernels come from; None for the working tree.
+        make_worker: starts its process.
         worker: its process, if it is up.
         ready: round that waits for leave to go; None while there is none.
         used: seconds spent on the current case.
@@ -38,6 +42,7 @@ class Lane:
 
     log: Path
     checkout: Checkout | None = None
+    make_worker: MakeWorker = Worker
     worker: Worker | None = None
     ready: int | None = None
     used: float = 0.0
@@ -46,7 +51,7 @@ class Lane:
     def launch(self, device: str) -> None:
         """Start the worker and ask it for the device."""
         self.close()
-        self.worker = Worker(self.log, self.checkout)
+        self.worker = self.make_worker(self.log, self.checkout)
         self.worker.send(Probe(device, calibrate=False))
 
     def found(self) -> Found:

@@ -1,23 +1,18 @@
 """``dsv4bench baseline``: the stored runs that later runs are held against."""
 
-import csv
-import io
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from dsv4bench.analysis.history import Series, series
 from dsv4bench.analysis.reason import MINIMUM_HISTORY
+from dsv4bench.cli.run import Format, print_records
 from dsv4bench.errors import UserError
-from dsv4bench.report.quantity import change, seconds
+from dsv4bench.report.quantity import change, seconds, share
+from dsv4bench.report.records import Record
 from dsv4bench.results.baseline import ROOT, baseline_folders, store, stored_runs
 from dsv4bench.results.run_directory import Run, read_run
 
@@ -27,14 +22,6 @@ BARS = "▁▂▃▄▅▆▇█"
 
 Root = Annotated[Path, typer.Option("--root", help="Folder of all baselines.")]
 Name = Annotated[str, typer.Argument(help="GPU/SCENARIO as `baseline list` prints it, or a scenario that one GPU has.")]
-
-
-class Format(StrEnum):
-    """How results are printed."""
-
-    TABLE = "table"
-    JSON = "json"
-    CSV = "csv"
 
 
 @dataclass(frozen=True)
@@ -65,7 +52,7 @@ def add(
 @app.command("list")
 def list_(root: Root = ROOT, format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE) -> None:
     """What is stored: machines, scenarios, how many runs, how old."""
-    records = [
+    records: list[Record] = [
         {
             "baseline": stored.name,
             "runs": len(stored.runs),
@@ -76,7 +63,7 @@ def list_(root: Root = ROOT, format: Annotated[Format, typer.Option(help="How to
         }
         for stored in _all(root)
     ]
-    _print(records, format)
+    print_records(records, format, SHOWN)
 
 
 @app.command()
@@ -84,7 +71,7 @@ def show(
     name: Name, root: Root = ROOT, format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE
 ) -> None:
     """The cases of a baseline: median, and the interval that a further run of unchanged code would fall into."""
-    _print([_shown(item, plain=format is not Format.TABLE) for item in series(_one(name, root).runs)], format)
+    print_records([_shown(item) for item in series(_one(name, root).runs)], format, SHOWN)
 
 
 @app.command()
@@ -101,10 +88,10 @@ def trend(
         if not only or any(text in item.label or item.case_id.startswith(text) for text in only)
     ]
     ordered = sorted(found, key=lambda item: -abs(item.change))
-    if format is Format.TABLE:
-        _print([_trend_cells(item) for item in ordered], format)
+    if format in (Format.TABLE, Format.MD):
+        print_records([_trend(item) for item in ordered], format, SHOWN)
     else:
-        _print([record for item in ordered for record in _points(item)], format)
+        print_records([record for item in ordered for record in _points(item)], format, SHOWN)
 
 
 @app.command()
@@ -139,30 +126,39 @@ def _one(name: str, root: Path) -> Stored:
     return found[0]
 
 
-def _shown(item: Series, *, plain: bool) -> dict[str, Any]:
-    width = item.prediction_half_width
+SHOWN = {
+    "median": seconds,
+    "first": seconds,
+    "last": seconds,
+    "change": change,
+    "next run within": lambda width: f"± {share(width)}",
+}
+"""How columns are printed."""
+
+
+def _shown(item: Series) -> Record:
     return {
         "case": item.label,
         "metric": item.metric,
         "runs": len(item.medians),
         "left out": item.excluded,
-        "median": item.median if plain else seconds(item.median),
-        "next run within": width if plain else "–" if width is None else f"± {change(width).lstrip('+')}",
+        "median": item.median,
+        "next run within": item.prediction_half_width,
     }
 
 
-def _trend_cells(item: Series) -> dict[str, Any]:
+def _trend(item: Series) -> Record:
     return {
         "case": item.label,
         "metric": item.metric,
         "trend": sparkline(item.medians),
-        "first": seconds(item.medians[0]),
-        "last": seconds(item.medians[-1]),
-        "change": change(item.change),
+        "first": item.medians[0],
+        "last": item.medians[-1],
+        "change": item.change,
     }
 
 
-def _points(item: Series) -> list[dict[str, Any]]:
+def _points(item: Series) -> list[Record]:
     return [
         {"case_id": item.case_id, "case": item.label, "metric": item.metric, "started": started, "median": median}
         for started, median in zip(item.started, item.medians, strict=True)
@@ -175,20 +171,3 @@ def sparkline(values: Sequence[float]) -> str:
     if high - low < 1e-3 * low:
         return BARS[0] * len(values)
     return "".join(BARS[round((value - low) / (high - low) * (len(BARS) - 1))] for value in values)
-
-
-def _print(records: Sequence[dict[str, Any]], format: Format) -> None:
-    if format is Format.JSON:
-        typer.echo(json.dumps(records, indent=2, ensure_ascii=False))
-        return
-    if format is Format.CSV:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(records[0]) if records else [], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(records)
-        typer.echo(text.getvalue(), nl=False)
-        return
-    table = Table(*(records[0] if records else ()), box=None, header_style="bold", pad_edge=False)
-    for record in records:
-        table.add_row(*(str(value).replace("[", r"\[") for value in record.values()))
-    Console(width=None if sys.stdout.isatty() else 160).print(table)

@@ -1,18 +1,16 @@
 """``dsv4bench compare``: runs side by side, worst case first."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from dsv4bench.analysis.compare import Comparison, refused
 from dsv4bench.analysis.compare import compare as compare_runs
 from dsv4bench.analysis.verdict import PRESETS
 from dsv4bench.cli.gate import Preset
-from dsv4bench.cli.run import WIDE, Format
+from dsv4bench.cli.run import Format, output_console
 from dsv4bench.errors import IncomparableError, UserError
 from dsv4bench.report.compare_text import compare_csv, compare_json, compare_markdown, compare_table, run_names
 from dsv4bench.results.run_directory import Run, read_run
@@ -43,7 +41,7 @@ def print_comparison(
     """Print a comparison: results on stdout, notes of a table on stderr."""
     match format:
         case Format.TABLE:
-            Console(width=None if sys.stdout.isatty() else WIDE).print(compare_table(names, comparisons))
+            output_console().print(compare_table(names, comparisons))
             for note in notes:
                 typer.echo(f"note: {note}", err=True)
         case Format.MD:

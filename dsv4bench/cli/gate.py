@@ -1,7 +1,6 @@
 """``dsv4bench gate``: did anything get slower? A verdict per case and one exit code."""
 
 import os
-import sys
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from enum import StrEnum
@@ -9,13 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from dsv4bench.analysis.examine import Findings, examine, interleaved
 from dsv4bench.analysis.gate import Again, Evidences, GateReport, by_severity, settle, with_remarks
 from dsv4bench.analysis.selftest import applicable, limits_at
 from dsv4bench.analysis.verdict import PRESETS, Evidence, Outcome, Subject
-from dsv4bench.cli.run import WIDE
+from dsv4bench.cli.run import output_console
 from dsv4bench.errors import MeasurementError, UserError
 from dsv4bench.report.github import annotations, append_step_summary
 from dsv4bench.report.junit import junit_xml
@@ -181,7 +179,7 @@ def _write(report: GateReport, exporters: dict[Path | None, Callable[[GateReport
 
 
 def _print(report: GateReport, *, explain: bool, github: bool) -> None:
-    Console(width=None if sys.stdout.isatty() else WIDE).print(verdict_table(report.verdicts))
+    output_console().print(verdict_table(report.verdicts))
     if explain:
         typer.echo(f"\n{decisions(report.verdicts)}")
     for note in (equal_bytes(report.verdicts), *report.notes):

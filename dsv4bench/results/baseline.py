@@ -1,12 +1,11 @@
 """Stored baselines: a JSON file a run, at ``<root>/<gpu>/<scenario>/<UTC time>.json``, reviewed as ordinary commits."""
 
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 from dsv4bench.errors import IncomparableError, UserError
 from dsv4bench.results.manifest import Manifest
-from dsv4bench.results.row import Row, Status
+from dsv4bench.results.row import Status
 from dsv4bench.results.run_directory import MANIFEST, Run, read_run, write_run_file
 
 ROOT = Path("reports/baselines")
@@ -33,8 +32,6 @@ def folder_of(root: Path, manifest: Manifest) -> Path:
 def store(run: Run, root: Path) -> Path:
     """Store a run as a baseline.
 
-    Samples of stages are dropped (their medians stay), so that a file stays small enough to review.
-
     Returns:
         The file written.
 
@@ -53,7 +50,7 @@ def store(run: Run, root: Path) -> Path:
         if stored.manifest.run_id == run.manifest.run_id:
             raise UserError(f"{run.path} is stored already: {stored.path}")
     path = _free(folder / f"{datetime.fromisoformat(run.manifest.started):%Y%m%dT%H%M%SZ}.json")
-    write_run_file(replace(run, rows=tuple(_slim(row) for row in run.rows)), path)
+    write_run_file(run, path)
     return path
 
 
@@ -92,17 +89,6 @@ def find_base(path: Path, manifest: Manifest) -> list[Run]:
         if folder.is_dir() and (runs := stored_runs(folder)):
             return runs
     raise IncomparableError(f"no baseline for {scenario} on {slug} at {path}; `dsv4bench baseline add RUN` stores one")
-
-
-def _slim(row: Row) -> Row:
-    """A row without the rounds of its stages, where the whole case has rounds of its own."""
-    if row.layer is None:
-        return row
-    stages = [
-        stage.model_copy(update={"timing": stage.timing.model_copy(update={"rounds": []})}) if stage.timing else stage
-        for stage in row.stages
-    ]
-    return row.model_copy(update={"stages": stages})
 
 
 def _free(path: Path) -> Path:

@@ -124,12 +124,22 @@ def test_a_timer_that_read_zero_is_a_failed_measurement():
     assert only_verdict(examine([run([BASE])], run([zero])))[0] is Outcome.FAILED
 
 
-def test_where_only_stages_were_timed_each_stage_is_gated():
-    def staged(value):
-        return row("case", layer=None, stages=[StageRow(name="topk", provider="p", timing=timing(around(value)))])
+def staged(kind: str, *stages: str):
+    timed = [StageRow(name=name, provider="p", timing=timing(around(1e-5))) for name in stages]
+    return row("case", around(1e-4), case={"scenario_kind": kind}, stages=timed)
 
-    [subject] = examine([run([staged(1e-4)])], run([staged(2e-4)])).evidence
-    assert subject.metric == "time.topk"
+
+@pytest.mark.parametrize(
+    ("case", "metrics"),
+    [
+        (staged("stage", "topk", "index_map"), ["time.topk", "time.index_map"]),
+        (staged("stage", "topk"), ["time"]),
+        (staged("layer", "topk", "index_map"), ["time"]),
+    ],
+)
+def test_several_stages_of_their_own_are_gated_one_by_one_and_layers_as_a_whole(case, metrics):
+    evidence = examine([run([case])], run([case])).evidence
+    assert [subject.metric for subject in evidence] == metrics
 
 
 @pytest.mark.parametrize(

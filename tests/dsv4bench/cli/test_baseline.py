@@ -68,7 +68,7 @@ def test_show_gives_the_interval_of_the_next_run(stored, baseline):
     assert record["runs"] == 9
     assert record["median"] == pytest.approx(1e-4 * 1.02 ** (1 / 9))
     assert 0.015 < record["next run within"] < 0.02
-    assert "± 1.6 %" in baseline("show", "decode")
+    assert "± 1.62 %" in baseline("show", "decode")
 
 
 def test_trend_has_a_point_for_each_run(stored, baseline):

@@ -2,9 +2,9 @@ import pytest
 
 from dsv4bench.errors import IncomparableError, UserError
 from dsv4bench.results.baseline import find_base, store, stored_runs
-from dsv4bench.results.row import StageRow, Status
+from dsv4bench.results.row import Status
 from dsv4bench.results.run_directory import read_run
-from tests.dsv4bench.stored_runs import around, row, run, timing, write_directory
+from tests.dsv4bench.stored_runs import around, row, run, write_directory
 
 
 def stored(tmp_path, day=1, run_id=None):
@@ -19,15 +19,6 @@ def test_a_stored_run_reads_back_as_it_was(tmp_path):
     original = run([row("case", around(1e-4))], "run1")
     back = read_run(stored(tmp_path))
     assert (back.manifest, back.rows) == (original.manifest, original.rows)
-
-
-def test_rounds_of_stages_are_dropped_and_their_medians_kept(tmp_path):
-    stage = StageRow(name="topk", provider="triton", timing=timing(around(1e-5)))
-    path = store(run([row("case", around(1e-4), stages=[stage])]), tmp_path)
-    [kept] = read_run(path).rows[0].stages
-    assert kept.timing.rounds == []
-    assert kept.timing.median == stage.timing.median
-    assert len(read_run(path).rows[0].layer.rounds) == 10
 
 
 def test_the_same_run_is_not_stored_twice(tmp_path):

@@ -1,0 +1,96 @@
+"""``dsv4bench selftest``: what identical code differs by on this machine, and what can therefore be gated."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dsv4bench.analysis.selftest import machine_noise
+from dsv4bench.analysis.verdict import GATEABLE, PRESETS
+from dsv4bench.cli.ab import arguments, progress
+from dsv4bench.cli.run import RUNS, Format, print_records, selected_cases
+from dsv4bench.errors import MeasurementError, UserError
+from dsv4bench.report.quantity import change, seconds, share
+from dsv4bench.report.records import Record
+from dsv4bench.results.baseline import ROOT, SELFTEST, folder_of
+from dsv4bench.results.noise import CaseNoise, write_noise
+from dsv4bench.results.run_directory import new_run_path
+from dsv4bench.scenario.loader import load_scenario
+
+
+def selftest(
+    scenario: Annotated[str, typer.Argument(help="Scenario to be gated later: file, or name of a shipped one.")],
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Only cases whose label contains this, or by id.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; default reports/runs/<time>-…-selftest.")] = None,
+    store: Annotated[
+        Path | None, typer.Option(help=f"File of the result; default {ROOT}/<gpu>/<scenario>/{SELFTEST}.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the scenario.")
+    ] = None,
+    format: Annotated[Format, typer.Option(help="How to print the results.")] = Format.TABLE,
+) -> None:
+    """Measure a scenario against itself, as `ab` would, and store what differs: the gate's least tolerance per case."""
+    from dsv4bench.bench.ab import Contest, Party, measure_sides
+    from dsv4bench.bench.device import parse_device
+
+    parse_device(device)
+    resolved = load_scenario(scenario, overrides or ())
+    if resolved.timing.rounds < 5:
+        raise UserError("selftest needs timing.rounds of at least 5; 10 is what the gate uses")
+    party = Party("here", resolved, selected_cases(resolved, only or []))
+    contest = Contest((party, party), device, arguments(), ["dsv4bench", "selftest", scenario])
+    path = out or new_run_path(RUNS, f"{resolved.name}-selftest")
+    a, b = measure_sides(contest, path, progress(path), contest.pairs())
+    noise = machine_noise(a.manifest, a.rows, b.rows)
+    if not noise.cases:
+        reasons = dict.fromkeys(f"{row.status.value}: {row.reason}" for row in (*a.rows, *b.rows) if row.reason)
+        raise MeasurementError(f"nothing was measured; {'; '.join(reasons)}")
+    target = store or folder_of(ROOT, a.manifest) / SELFTEST
+    write_noise(noise, target)
+    print_records(noise_records(noise.cases), format, SHOWN)
+    for line in (*judgement(noise.cases), f"stored: {target}"):
+        typer.echo(line, err=True)
+
+
+SHOWN = {
+    "median": seconds,
+    "half-width": share,
+    "difference": change,
+    "drift": change,
+    "tolerance": share,
+}
+"""How columns are printed."""
+
+
+def noise_records(cases: Sequence[CaseNoise]) -> list[Record]:
+    """A line per case, the noisiest first."""
+    return [
+        {
+            "case": case.label if case.metric == "time" else f"{case.label} [{case.metric}]",
+            "median": case.median,
+            "rounds": case.rounds,
+            "half-width": case.half_width,
+            "difference": case.effect,
+            "drift": case.drift,
+            "tolerance": case.recommended_tolerance,
+        }
+        for case in sorted(cases, key=lambda case: -case.half_width)
+    ]
+
+
+def judgement(cases: Sequence[CaseNoise]) -> list[str]:
+    """What the machine is good for, in sentences."""
+    wanted = PRESETS["default"].tolerance
+    noisy = [case for case in cases if (case.recommended_tolerance or 1.0) > wanted]
+    hopeless = [case for case in noisy if case.recommended_tolerance is None]
+    if not noisy:
+        return [f"this machine can gate all {len(cases)} cases at {share(wanted)}"]
+    lines = [f"this machine is too noisy to gate {len(noisy)} of {len(cases)} cases at {share(wanted)}"]
+    if hopeless:
+        lines.append(f"{len(hopeless)} of them differ from themselves by more than {share(GATEABLE)}: never gated here")
+    return lines

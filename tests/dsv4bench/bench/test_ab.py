@@ -1,0 +1,239 @@
+"""An A/B run from its first message to its verdict, with workers that simulate the clock of a case."""
+
+import random
+from collections import deque
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsv4bench.analysis.reason import Reason
+from dsv4bench.analysis.verdict import PRESETS, Outcome
+from dsv4bench.bench.ab import Contest, Party, decide, joined, measure_sides
+from dsv4bench.bench.checkout import Checkout
+from dsv4bench.bench.device import Device
+from dsv4bench.bench.messages import Done, Found, Go, Measure, Measured, Probe, Ready, Working
+from dsv4bench.errors import MeasurementError, UserError
+from dsv4bench.results.row import Round, Row, StageRow, Status, Timing
+from dsv4bench.results.run_directory import read_run
+from dsv4bench.scenario.expand import expand
+from dsv4bench.scenario.loader import load_scenario
+from tests.dsv4bench.stored_runs import around, row, timing
+
+BASE = 100e-6
+
+
+class Stage:
+    """Where simulated workers play: what each measures, and who did what in which order."""
+
+    def __init__(self, effect: float = 0.0, sigma: float = 0.01, seed: int = 7) -> None:
+        self.effect, self.sigma, self.random = effect, sigma, random.Random(seed)
+        self.events: list[str] = []
+        self.workers: list[SimulatedWorker] = []
+        self.fate: dict[tuple[str, int], Any] = {}
+        """(side, round) → an exception to raise, or a status to end with."""
+
+    def make_worker(self, log: Path, checkout: Checkout | None) -> Any:
+        worker = SimulatedWorker(self, "b" if checkout else "a")
+        self.workers.append(worker)
+        return worker
+
+
+class SimulatedWorker:
+    """Speaks a worker's protocol; a round takes simulated time."""
+
+    def __init__(self, stage: Stage, side: str) -> None:
+        self.stage, self.side, self.alive = stage, side, True
+        self.outbox: deque[Any] = deque()
+        self.rounds: list[Round] = []
+        self.task: Measure | None = None
+
+    def send(self, message: Any) -> None:
+        if isinstance(message, Probe):
+            self.outbox.append(Found(Device("cpu", timers={"wall": ""})))
+        elif isinstance(message, Measure):
+            assert message.in_turns
+            self.task, self.rounds = message, []
+            self.outbox += [Working(message.cases[0].case_id, "preparing"), Ready(message.settings.first_round)]
+        elif isinstance(message, Go):
+            self._take_turn()
+
+    def _take_turn(self) -> None:
+        assert self.task is not None
+        settings, [case] = self.task.settings, self.task.cases
+        index = settings.first_round + len(self.rounds)
+        self.stage.events.append(f"{self.side}{index}")
+        fate = self.stage.fate.get((self.side, index))
+        if isinstance(fate, Exception):
+            self.outbox.append(fate)
+            return
+        if fate is not None:
+            self.outbox += [Measured(settings.failed(case, fate, "planted")), Done({})]
+            return
+        slow = 1 + self.stage.effect if self.side == "b" else 1.0
+        value = BASE * slow * self.stage.random.lognormvariate(0.0, self.stage.sigma)
+        self.rounds.append(Round(index=index, seed=index, iterations=1, median=value, min=value, mad=0.0))
+        if len(self.rounds) < settings.timing.rounds:
+            self.outbox.append(Ready(index + 1))
+            return
+        contract = settings.contract(case)
+        found = Row(
+            case_id=case.case_id,
+            pair_id=case.pair_id,
+            contract_id=contract.contract_id,
+            label=case.label,
+            case=case.describe(),
+            contract=contract,
+            status=Status.OK,
+            layer=timing([item.median for item in self.rounds], None).model_copy(update={"rounds": self.rounds}),
+        )
+        self.outbox += [Measured(found), Done({})]
+
+    def receive(self, timeout: float) -> Any:
+        message = self.outbox.popleft()
+        if isinstance(message, Exception):
+            raise message
+        return message
+
+    def kill(self) -> None:
+        self.alive = False
+
+    def obituary(self) -> str:
+        return "the worker process was killed by SIGSEGV"
+
+
+@contextmanager
+def silence(*_: object):
+    yield lambda event: None
+
+
+SCENARIO = load_scenario("quickstart", ["timing.rounds=10", "layers=[swa]", "model=v4-flash", "workload.batch=1"])
+CASES = expand(SCENARIO)
+ELSEWHERE = Checkout(Path("/repository"), Path("/worktree"), "c0ffee" * 6 + "c0ff")
+
+
+def contest(stage: Stage, cases=CASES) -> Contest:
+    parties = (Party("here", SCENARIO, cases), Party("git:new", SCENARIO, cases, ELSEWHERE))
+    return Contest(parties, "cpu", ["ab"], ["dsv4bench", "ab"], make_worker=stage.make_worker)
+
+
+def verdicts_of(stage: Stage, path: Path, cases=CASES[:1], **options: bool):
+    _, verdicts = decide(
+        contest(stage, cases), path, silence, lambda run: lambda subject, item: PRESETS["default"], **options
+    )
+    return [verdict for verdict in verdicts if verdict.subject.metric == "time"]
+
+
+def test_a_slowdown_of_five_per_cent_is_found_and_confirmed_by_fresh_processes(tmp_path):
+    stage = Stage(effect=0.05)
+    [verdict] = verdicts_of(stage, tmp_path)
+    assert verdict.outcome is Outcome.REGRESSED
+    assert verdict.reasons == (Reason.ABOVE_TOLERANCE, Reason.NO_CLOCK, Reason.CONFIRMED)
+    assert verdict.effect == pytest.approx(0.05, abs=0.02)
+    assert len(stage.workers) == 4
+    assert read_run(tmp_path / "confirm/b").rows[0].layer.rounds[0].index >= 80, "inputs no pass has seen"
+
+
+def test_identical_code_passes_and_nothing_is_measured_again(tmp_path):
+    stage = Stage()
+    [verdict] = verdicts_of(stage, tmp_path)
+    assert (verdict.outcome, len(stage.workers)) == (Outcome.PASS, 2)
+    assert not (tmp_path / "confirm").exists()
+
+
+def test_of_many_simulated_contests_few_cry_wolf_and_most_catch_five_per_cent(tmp_path):
+    """σ = 3 % and 10 rounds, as in the simulation of the rule, through every layer down to the files."""
+    outcomes = {}
+    for effect in (0.0, 0.05):
+        found = [verdicts_of(Stage(effect, 0.03, seed), tmp_path / f"{effect}-{seed}")[0] for seed in range(12)]
+        outcomes[effect] = sum(verdict.outcome is Outcome.REGRESSED for verdict in found)
+    assert outcomes[0.0] <= 1
+    assert outcomes[0.05] >= 10
+
+
+def test_rounds_are_interleaved_in_an_order_that_changes(tmp_path):
+    stage = Stage()
+    measure_sides(contest(stage, CASES[:1]), tmp_path, silence, contest(stage, CASES[:1]).pairs())
+    rounds = [tuple(sorted(stage.events[index : index + 2])) for index in range(0, 20, 2)]
+    assert rounds == [(f"a{number}", f"b{number}") for number in range(10)]
+    assert {event[0] for event in stage.events[::2]} == {"a", "b"}
+
+
+def test_both_sides_share_a_run_id_and_b_carries_the_commit_of_its_revision(tmp_path):
+    a, b = measure_sides(contest(Stage()), tmp_path, silence, contest(Stage()).pairs())
+    assert a.manifest.run_id == b.manifest.run_id
+    assert b.manifest.environment.git_sha == ELSEWHERE.sha
+    assert not a.missing
+    assert b.manifest.finished
+    other, _ = measure_sides(contest(Stage()), tmp_path / "again", silence, contest(Stage()).pairs())
+    assert other.manifest.run_id != a.manifest.run_id
+
+
+def test_an_open_case_gets_twice_the_rounds_and_keeps_the_first_ones(tmp_path):
+    stage = Stage(sigma=0.2)
+    [verdict] = verdicts_of(stage, tmp_path)
+    stored = read_run(tmp_path / "b").rows[0].layer.rounds
+    assert len(stored) == verdict.evidence.estimate.count > 10
+    assert [item.index for item in stored] == list(range(len(stored)))
+    assert (tmp_path / "more-1/b/cases.jsonl").exists()
+
+
+def test_without_doubling_an_open_case_stays_open(tmp_path):
+    [verdict] = verdicts_of(Stage(sigma=0.2), tmp_path, double=False)
+    assert (verdict.outcome, verdict.evidence.estimate.count) == (Outcome.INCONCLUSIVE, 10)
+
+
+@pytest.mark.parametrize(
+    ("fate", "status", "reason"),
+    [
+        (EOFError(), Status.RUNTIME_ERROR, "killed by SIGSEGV, preparing"),
+        (TimeoutError(), Status.TIMEOUT, "timing.timeout"),
+        (Status.INCORRECT, Status.INCORRECT, "planted"),
+    ],
+)
+def test_a_side_that_breaks_fails_its_case_and_the_next_case_goes_on(tmp_path, fate, status, reason):
+    stage = Stage()
+    stage.fate["b", 3] = fate
+    pairs = contest(stage).pairs()[:2]
+
+    def heal(event: object) -> None:
+        if isinstance(event, Measured) and event.row.status is not Status.OK:
+            stage.fate.clear()
+
+    @contextmanager
+    def healing(*_: object):
+        yield heal
+
+    a, b = measure_sides(contest(stage), tmp_path, healing, pairs)
+    assert [item.status for item in a.rows] == [Status.OK, Status.OK]
+    assert [item.status for item in b.rows] == [status, Status.OK]
+    assert reason in b.rows[0].reason
+    assert not any(worker.alive for worker in stage.workers)
+
+
+def test_a_folder_that_holds_a_run_is_not_written_to(tmp_path):
+    measure_sides(contest(Stage()), tmp_path, silence, contest(Stage()).pairs())
+    with pytest.raises(UserError, match="already holds an A/B run"):
+        measure_sides(contest(Stage()), tmp_path, silence, contest(Stage()).pairs())
+
+
+def test_sides_of_two_providers_meet_and_sides_without_a_common_case_are_refused():
+    other = load_scenario("quickstart", ["layers=[swa]", "model=v4-flash", "workload.batch=1", "providers=reference"])
+    pairs = Contest((Party("a", SCENARIO, CASES), Party("b", other, expand(other)))).pairs()
+    assert [(a.provider.default, b.provider.default) for a, b in pairs] == [("eager", "reference")] * len(CASES)
+    with pytest.raises(MeasurementError, match="no case in common"):
+        Contest((Party("a", SCENARIO, CASES[:1]), Party("b", SCENARIO, CASES[1:]))).pairs()
+
+
+def test_joining_rounds_recomputes_the_summary():
+    def staged(values):
+        stage = StageRow(name="topk", provider="p", timing=Timing(median=1.0, min=1.0, mad=0.0))
+        return row("case", values, stages=[stage])
+
+    both = joined(staged(around(1e-4)), staged(around(2e-4)))
+    assert len(both.layer.rounds) == 20
+    assert both.layer.median == pytest.approx(1.5e-4, rel=0.01)
+    assert both.layer.min == pytest.approx(around(1e-4)[0])
+    assert both.layer.mad == pytest.approx(0.5e-4, rel=0.01)
+    assert both.stages[0].timing.median == 1.0, "a stage without rounds keeps its summary"
