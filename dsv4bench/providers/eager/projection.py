@@ -1,9 +1,11 @@
-"""Matrix products with weights: bf16 operands, fp32 accumulation, one rounding of the result."""
+"""Matrix products with weights: fp32 accumulation, one rounding of the result; bf16 or block-scaled fp8 operands."""
 
 import torch
 from dsv4_kernels.formats import INDEX_DIM
+from dsv4_kernels.weight import Fp8Weight, Weight
 from torch.nn.functional import linear
 
+from dsv4bench.providers.eager.fp8 import grouped_fp8, linear_fp8
 from dsv4bench.providers.eager.products import has_mixed_products
 
 WIDEN_ROWS = 256
@@ -11,9 +13,9 @@ WIDEN_ROWS = 256
 compressor projection 3.5× faster than widening the whole weight (11 ms to 3 ms at 2048 × 4096)."""
 
 
-def project(*, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def project(*, x: torch.Tensor, weight: Weight) -> torch.Tensor:
     """``x @ weight.T`` in the activation dtype: [T, h] · [N, h] → [T, N]."""
-    return linear(x, weight)
+    return linear_fp8(x, weight) if isinstance(weight, Fp8Weight) else linear(x, weight)
 
 
 def project_fp32(*, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -32,17 +34,17 @@ def project_fp32(*, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.cat([linear(wide, rows.float()) for rows in torch.split(weight, WIDEN_ROWS)], dim=-1)
 
 
-def query_projection(*, q_latent: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def query_projection(*, q_latent: torch.Tensor, weight: Weight) -> torch.Tensor:
     """Queries: [T, rq] · [H·D, rq] → [T, H, D].
 
     D follows from the rows: heads are a power of two, so rows that 3 divides are V3.2's 192 dims per head.
     """
-    return torch.unflatten(linear(q_latent, weight), -1, (-1, 512 if weight.shape[0] % 3 else 192))
+    return torch.unflatten(project(x=q_latent, weight=weight), -1, (-1, 512 if weight.shape[0] % 3 else 192))
 
 
-def indexer_query_projection(*, q_latent: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def indexer_query_projection(*, q_latent: torch.Tensor, weight: Weight) -> torch.Tensor:
     """Indexer queries: [T, rq] · [HI·128, rq] → [T, HI, 128]."""
-    return torch.unflatten(linear(q_latent, weight), -1, (-1, INDEX_DIM))
+    return torch.unflatten(project(x=q_latent, weight=weight), -1, (-1, INDEX_DIM))
 
 
 def query_absorb(*, q: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -55,9 +57,7 @@ def value_up_projection(*, o: torch.Tensor, weight: torch.Tensor) -> torch.Tenso
     return _per_head(o, weight)
 
 
-def output_group_projection(
-    *, o_values: torch.Tensor, o_scales: torch.Tensor | None, weight: torch.Tensor
-) -> torch.Tensor:
+def output_group_projection(*, o_values: torch.Tensor, o_scales: torch.Tensor | None, weight: Weight) -> torch.Tensor:
     """Each group of heads to its output rank.
 
     Args:
@@ -66,8 +66,10 @@ def output_group_projection(
         weight: [G, ro, w].
 
     Returns:
-        [T, G, ro] in the weight's dtype.
+        [T, G, ro] in the weight's dtype; bf16 where values and weight are both fp8.
     """
+    if isinstance(weight, Fp8Weight):
+        return grouped_fp8(o_values, o_scales, weight)
     values = o_values.to(weight.dtype)
     if o_scales is not None:
         scales = o_scales.to(weight.dtype).unsqueeze(-1)
@@ -75,9 +77,9 @@ def output_group_projection(
     return _per_head(values, weight.transpose(1, 2))
 
 
-def output_projection(*, o: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def output_projection(*, o: torch.Tensor, weight: Weight) -> torch.Tensor:
     """Back to the residual stream: [T, …] · [h, …] → [T, h]."""
-    return linear(o.flatten(1), weight)
+    return project(x=o.flatten(1), weight=weight)
 
 
 def _per_head(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

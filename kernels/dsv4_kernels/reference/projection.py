@@ -1,16 +1,20 @@
-"""The linear stages: one matrix product each, fp32 accumulation, one rounding."""
+"""The linear stages: one matrix product each, fp32 accumulation, one rounding.
+
+An fp8 weight is dequantised; its activations are quantised and dequantised first, as they are part of the product.
+"""
 
 import torch
 
 from dsv4_kernels.reference.precision import wide
+from dsv4_kernels.weight import Fp8Weight, Weight, dense, quantized_activations
 
 
-def _linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    x = wide(x)
-    return x @ weight.to(x.dtype).T
+def _linear(x: torch.Tensor, weight: Weight) -> torch.Tensor:
+    x = wide(quantized_activations(x) if isinstance(weight, Fp8Weight) else x)
+    return x @ dense(weight, x.dtype).T
 
 
-def input_projection(*, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def input_projection(*, x: torch.Tensor, weight: Weight) -> torch.Tensor:
     """Query latent and key/value (V3.2: and rope key) in one product: [T, h] → [T, rq + 512 (+ 64)]."""
     return _linear(x, weight).to(x.dtype)
 
@@ -35,18 +39,18 @@ def indexer_key_projection(*, x: torch.Tensor, weight: torch.Tensor) -> torch.Te
     return _linear(x, weight).to(x.dtype)
 
 
-def query_projection(*, q_latent: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def query_projection(*, q_latent: torch.Tensor, weight: Weight) -> torch.Tensor:
     """Queries from the normed latent: [T, rq] → [T, H, D]; D is 512, or 192 (V3.2) if 3 divides the
     weight's rows: heads are a power of two."""
     return _heads(q_latent, weight, 512 if weight.shape[0] % 3 else 192)
 
 
-def indexer_query_projection(*, q_latent: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def indexer_query_projection(*, q_latent: torch.Tensor, weight: Weight) -> torch.Tensor:
     """Indexer queries from the normed latent: [T, rq] → [T, HI, 128]."""
     return _heads(q_latent, weight, 128)
 
 
-def _heads(x: torch.Tensor, weight: torch.Tensor, head_dim: int) -> torch.Tensor:
+def _heads(x: torch.Tensor, weight: Weight, head_dim: int) -> torch.Tensor:
     return torch.unflatten(_linear(x, weight).to(x.dtype), -1, (-1, head_dim))
 
 
@@ -62,23 +66,23 @@ def value_up_projection(*, o: torch.Tensor, weight: torch.Tensor) -> torch.Tenso
     return torch.einsum("thc,hcd->thd", latent, weight.to(latent.dtype)).to(o.dtype)
 
 
-def output_group_projection(
-    *, o_values: torch.Tensor, o_scales: torch.Tensor | None, weight: torch.Tensor
-) -> torch.Tensor:
+def output_group_projection(*, o_values: torch.Tensor, o_scales: torch.Tensor | None, weight: Weight) -> torch.Tensor:
     """Grouped output projection: [T, G, w] × [G, ro, w] → [T, G, ro].
 
     Args:
         o_values: activations, or e4m3 values.
         o_scales: fp32 [T, G, w / 128] of the e4m3 values, else None.
-        weight: [G, ro, w]; its dtype is that of the result when values are quantised.
+        weight: [G, ro, w]; its dtype is that of the result when values are quantised (bf16 if the weight is too).
     """
-    values = wide(o_values)
+    quantise = isinstance(weight, Fp8Weight) and o_scales is None
+    values = wide(quantized_activations(o_values) if quantise else o_values)
     if o_scales is not None:
         values = (torch.unflatten(values, -1, (o_scales.shape[-1], -1)) * o_scales.unsqueeze(-1)).flatten(-2)
-    out = torch.einsum("tgw,grw->tgr", values, weight.to(values.dtype))
-    return out.to(o_values.dtype if o_scales is None else weight.dtype)
+    out = torch.einsum("tgw,grw->tgr", values, dense(weight, values.dtype))
+    quantised_dtype = torch.bfloat16 if isinstance(weight, Fp8Weight) else weight.dtype
+    return out.to(o_values.dtype if o_scales is None else quantised_dtype)
 
 
-def output_projection(*, o: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def output_projection(*, o: torch.Tensor, weight: Weight) -> torch.Tensor:
     """Back to the residual stream: [T, …] flattened per token → [T, h]."""
     return _linear(o.flatten(1), weight).to(o.dtype)
