@@ -1,0 +1,190 @@
+"""Runs with real worker processes: kills, hangs and Ctrl-C cost at most a case and leave a run that can be finished."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dsv4bench.bench.messages import Working
+from dsv4bench.bench.session import Request, exit_code, resume_run, start_run
+from dsv4bench.errors import IncomparableError, MeasurementError, UserError
+from dsv4bench.results.row import Status
+from dsv4bench.results.run_directory import CASES, MANIFEST, read_run, read_samples
+from dsv4bench.scenario.expand import expand
+from tests.dsv4bench.bench.small import small_scenario
+
+ROOT = Path(__file__).parents[3]
+FAILING = Path(__file__).with_name("failing_providers.py")
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'kernels'}")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def request_of(scenario, **changes):
+    return Request(
+        scenario, changes.pop("cases", expand(scenario)), "cpu", ["run"], ["dsv4bench", "run", "small"], **changes
+    )
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_run_is_journalled_with_everything_that_explains_it(tmp_path):
+    scenario = small_scenario(tmp_path, providers=["eager", "reference"], baseline={"provider": "eager"})
+    heard = []
+    run = start_run(request_of(scenario), tmp_path / "run", heard.append)
+    assert [row.status for row in run.rows] == [Status.OK, Status.OK]
+    assert exit_code(run.rows) == 0
+    row, manifest = run.rows[0], run.manifest
+    assert row.contract.timer == "wall"
+    assert row.memory.ideal_bytes == 128 * 584
+    assert row.memory.engine_bytes >= row.memory.ideal_bytes
+    assert row.repro == f"dsv4bench run small --only {row.case_id}"
+    assert all(stage.bytes > 0 for stage in row.stages)
+    assert 0 < row.extra["timer_share"] < 0.05
+    assert manifest.finished
+    assert not manifest.interrupted
+    assert manifest.environment.torch
+    assert manifest.timer_floor["wall"] < 1e-5
+    assert {"timing", "inputs", "checks", "weights and caches"} <= manifest.spent.keys()
+    assert len(manifest.planned) == 2
+    assert {record["round"] for record in read_samples(run.path)} == {0, 1}
+    assert {event.doing for event in heard if isinstance(event, Working)} >= {"preparing", "round 1 of 2", "finishing"}
+
+
+@pytest.mark.slow
+def test_killed_crashed_and_hanging_workers_cost_their_case_alone(tmp_path, monkeypatch):
+    child = tmp_path / "child"
+    monkeypatch.setenv("HANGING_CHILD", str(child))
+    bad = [f"{FAILING}:{name}" for name in ("Killed", "Segfault", "Hangs")]
+    scenario = small_scenario(
+        tmp_path,
+        providers=["eager", *bad, "reference"],
+        timing={"rounds": 2, "iterations": 1, "warmup": 0, "timeout": 15},
+    )
+    run = start_run(request_of(scenario), tmp_path / "run", lambda event: None)
+    rows = {row.case["provider"].rsplit(":")[-1]: row for row in run.rows}
+    assert rows["eager"].status is rows["reference"].status is Status.OK
+    assert rows["Killed"].status is rows["Segfault"].status is Status.RUNTIME_ERROR
+    assert rows["Killed"].reason.startswith("the worker process was killed by SIGKILL")
+    assert rows["Segfault"].reason.startswith("the worker process was killed by SIGSEGV")
+    assert rows["Hangs"].status is Status.TIMEOUT
+    assert rows["Hangs"].reason == "no result within 15 s (timing.timeout), preparing"
+    assert not is_running(int(child.read_text())), "the whole process group is killed"
+    log = (run.path / "worker.log").read_text()
+    assert "hanging now" in log, "what providers print goes to the log"
+    assert "Segmentation fault" in log
+    assert exit_code(run.rows) == 5
+
+
+def test_a_worker_killed_from_outside_costs_one_case_and_resume_finishes_a_cut_journal(tmp_path):
+    scenario = small_scenario(tmp_path, workload={"context": 256, "batch": [1, 2, 3]})
+    victim = {}
+
+    def kill_once(event):
+        if isinstance(event, Working) and event.doing == "round 2 of 2" and not victim:
+            for process in __import__("multiprocessing").active_children():
+                victim[process.pid] = event.case_id
+                os.kill(process.pid, signal.SIGKILL)
+
+    path = tmp_path / "run"
+    run = start_run(request_of(scenario), path, kill_once)
+    (lost,) = victim.values()
+    assert {row.case_id: row.status for row in run.rows}[lost] is Status.RUNTIME_ERROR
+    assert [row.status for row in run.rows].count(Status.OK) == 2
+
+    kept = (path / CASES).read_text().splitlines(keepends=True)
+    (path / CASES).write_text(kept[0] + kept[1][:50])  # as a kill in the middle of a write leaves it
+    again = resume_run(path, lambda event: None)
+    assert again.missing == ()
+    assert [row.status for row in again.rows][1:] == [Status.OK, Status.OK]
+    assert (path / CASES).read_text().startswith(kept[0])
+    assert resume_run(path, lambda event: None).rows == again.rows
+
+
+def test_ctrl_c_leaves_a_valid_run_and_exit_code_130(tmp_path):
+    scenario = small_scenario(
+        tmp_path, workload={"context": 256, "batch": [1, 2]}, timing={"rounds": 1000, "iterations": 9}
+    )
+    file, path = tmp_path / "small.yaml", tmp_path / "run"
+    file.write_text(scenario.model_dump_json(exclude_none=True))
+    command = [sys.executable, "-m", "dsv4bench", "run", str(file), "--device", "cpu", "--out", str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 240
+    while not (path / CASES).exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err + out
+    run = read_run(path)
+    assert run.manifest.interrupted
+    assert len(run.missing) == 2
+
+
+def test_what_cannot_be_run_is_refused_before_anything_is_written(tmp_path):
+    cold = small_scenario(tmp_path, timing={"l2": "cold"})
+    path = tmp_path / "run"
+    with pytest.raises(UserError, match="timing.l2 cold"):
+        start_run(request_of(cold), path, lambda event: None)
+    assert not path.exists()
+    with pytest.raises(MeasurementError, match="no case selected"):
+        start_run(request_of(cold, cases=[]), path, lambda event: None)
+    path.mkdir()
+    (path / MANIFEST).write_text("{}")
+    with pytest.raises(UserError, match="already holds a run"):
+        start_run(request_of(cold), path, lambda event: None)
+
+
+def test_a_run_of_another_machine_is_not_resumed(tmp_path):
+    scenario = small_scenario(tmp_path, kind="memory")
+    path = tmp_path / "run"
+    start_run(request_of(scenario), path, lambda event: None)
+    (path / CASES).write_text("")
+    record = json.loads((path / MANIFEST).read_text())
+    record["environment"]["cpu"] = "another processor"
+    (path / MANIFEST).write_text(json.dumps(record))
+    with pytest.raises(UserError, match="was begun with processor another processor and here it is"):
+        resume_run(path, lambda event: None)
+    with pytest.raises(IncomparableError, match="no run at"):
+        resume_run(tmp_path / "nowhere", lambda event: None)
+
+
+def test_a_memory_scenario_needs_no_worker(tmp_path):
+    scenario = small_scenario(tmp_path, kind="memory", layers=["swa", "c4a", "c128a"], workload={"context": "1M"})
+    run = start_run(request_of(scenario), tmp_path / "run", lambda event: None)
+    assert [row.status for row in run.rows] == [Status.OK] * 3
+    assert [row.memory.ideal_bytes for row in run.rows] == [74_752, 187_769_856 - 716, 4_858_880 - 584]
+    assert exit_code(run.rows) == 0
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [
+        (["ok"], 0),
+        (["ok", "unsupported", "oom", "skipped"], 0),
+        (["unsupported", "oom"], 5),
+        (["ok", "timeout"], 5),
+        (["ok", "incorrect"], 5),
+        (["ok", "invalid_rate"], 5),
+        (["ok", "invalid_thermal"], 5),
+        (["ok", "compile_error"], 5),
+        ([], 5),
+    ],
+)
+def test_exit_codes_of_run(statuses, code):
+    from types import SimpleNamespace
+
+    assert exit_code([SimpleNamespace(status=Status(status)) for status in statuses]) == code
