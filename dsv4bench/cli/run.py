@@ -173,7 +173,7 @@ def _closing(run: Run) -> list[str]:
     total = sum(run.manifest.spent.values())
     if total:
         parts = sorted(run.manifest.spent.items(), key=lambda item: -item[1])
-        shown = ", ".join(f"{purpose} {seconds / total:.0%}" for purpose, seconds in parts if seconds / total >= 0.01)
+        shown = ", ".join(f"{purpose} {seconds:.1f} s" for purpose, seconds in parts if seconds >= 0.05)
         lines.append(f"{total:.1f} s of wall time: {shown}")
     shares = [row.extra["timer_share"] for row in run.rows if "timer_share" in row.extra]
     if shares:
