@@ -1,18 +1,22 @@
 """``dsv4bench memory``: KV memory as the design needs it, as an engine reserves it, as a device gives it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
 
+from dsv4bench.cli import memory_options as opt
 from dsv4bench.errors import UserError
 from dsv4bench.memory.account import Account, account, to_json
 from dsv4bench.memory.budget import VLLM_LOGITS_BUDGET, Budget, Given, given_budget, gpu_budget
 from dsv4bench.memory.deployment import Deployment
 from dsv4bench.memory.engines import ENGINES, Engine, engine_named
+from dsv4bench.memory.engines.vllm import Vllm
 from dsv4bench.memory.ideal import INDEXER_PRECISIONS
+from dsv4bench.memory.rates import Rates
 from dsv4bench.model.config import load_shape
 from dsv4bench.model.gpus import parse_gpus
 from dsv4bench.model.shape import ModelShape
@@ -20,116 +24,35 @@ from dsv4bench.report.memory_tables import VIEWS, memory_sections
 from dsv4bench.report.sections import Section, print_sections, to_csv, to_markdown
 from dsv4bench.scenario.sizes import parse_bytes, parse_tokens
 
-FORMATS = ("table", "json", "csv", "md")
-_SERVING, _CAPACITY, _SGLANG, _LLAMA, _MORE = (
-    "Serving", "Capacity", "SGLang", "llama.cpp", "Measure, simulate, compare",
-)  # fmt: skip
-
-
-def _option(help: str, *names: str, panel: str | None = None, metavar: str | None = None) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar, show_default=False)
-
-
-Size = str
-_Model = Annotated[str, _option("Preset, or path to a config.json. Default: v4-pro.", "--model", "-m")]
-_Ctx = Annotated[Size | None, _option("Tokens of the request: 128K, 1M. Default: the model's longest.", "--ctx", "-c")]
-_Baseline = Annotated[str, _option("Model to compare with, or none. Default: v3.2.", "--baseline")]
-_Engine = Annotated[
-    str, _option(f"ideal (default), or an engine: {', '.join(ENGINES)}; vllm@0.31 names a version.", "--engine", "-e")
-]
-_Main = Annotated[
-    str | None, _option("Main and window entries: bf16 (default for ideal) or fp8 (for engines).", "--main")
-]
-_Indexer = Annotated[str | None, _option("Indexer entries: bf16, fp8 or fp4. Default: as --main.", "--indexer")]
-_Layout = Annotated[
-    str | None, _option("vLLM's kernel layout: flashmla (default) or flashinfer.", "--layout", panel=_SERVING)
-]
-_By = Annotated[str | None, _option(f"Rows: {', '.join(VIEWS)}. Default: kind.", "--by")]
-_Format = Annotated[str, _option(f"{', '.join(FORMATS)}. Default: table.", "--format", "-f")]
-_Explain = Annotated[bool, typer.Option("--explain", help="Print each term with its numbers.")]
-_Plot = Annotated[Path | None, _option("Write a PNG: bytes by layer, over context, and concurrency.", "--plot")]
-_MaxLen = Annotated[
-    Size | None,
-    _option("Longest request the engine is started for. Default: --ctx.", "--max-model-len", panel=_SERVING),
-]
-_Batched = Annotated[
-    Size | None, _option("Tokens of a scheduler step. Default: 8192.", "--max-num-batched-tokens", panel=_SERVING)
-]
-_Flight = Annotated[Size | None, _option("Tokens in flight, if known otherwise.", "--in-flight-tokens", panel=_SERVING)]
-_Async = Annotated[bool, typer.Option("--async-scheduling", help="Two steps in flight.", rich_help_panel=_SERVING)]
-_Mtp = Annotated[int, _option("Draft tokens; above 0 one MTP layer joins the window groups.", "--mtp", panel=_SERVING)]
-_Tp = Annotated[int, _option("Tensor parallel size; KV is replicated over it.", "--tp", panel=_SERVING)]
-_Dp = Annotated[int, _option("Data parallel size; KV is split over it.", "--dp", panel=_SERVING)]
-_Pp = Annotated[int, _option("Pipeline parallel size; layers are split over it.", "--pp", panel=_SERVING)]
-_Dcp = Annotated[int, _option("Decode context parallel size.", "--dcp", panel=_SERVING)]
-_Available = Annotated[
-    Size | None,
-    _option("Memory for the cache per GPU, as an engine logs it: 47.43GiB.", "--available", panel=_CAPACITY),
-]
-_NumBlocks = Annotated[int | None, _option("Blocks of the pool, as vLLM logs them.", "--num-blocks", panel=_CAPACITY)]
-_Gpu = Annotated[str | None, _option("GPUs instead: 8xH200.", "--gpu", panel=_CAPACITY)]
-_Weights = Annotated[Size | None, _option("Weights per GPU: 19.8GiB.", "--weights", panel=_CAPACITY)]
-_Activations = Annotated[Size | None, _option("Peak activations per GPU.", "--activations", panel=_CAPACITY)]
-_Graphs = Annotated[Size | None, _option("CUDA-graph pool per GPU.", "--cuda-graphs", panel=_CAPACITY)]
-_Utilization = Annotated[
-    float, _option("Share of the GPU the engine may use. Default: 0.9.", "--utilization", panel=_CAPACITY)
-]
-_Logits = Annotated[
-    Size | None,
-    _option("What indexer logits are chunked to. Default: 512MiB for vLLM.", "--logits-budget", panel=_CAPACITY),
-]
-_Swa = Annotated[float | None, _option("swa_full_tokens_ratio. Default: 0.1.", "--swa-ratio", panel=_SGLANG)]
-_State = Annotated[str | None, _option("Compressor state: fp32 (default) or bf16.", "--state", panel=_SGLANG)]
-_C4 = Annotated[int | None, _option("c4 state rows per 128 window tokens.", "--c4-state-rows", panel=_SGLANG)]
-_C128 = Annotated[
-    int | None, _option("c128 state rows per window token; 0 is request-scoped.", "--c128-state-rows", panel=_SGLANG)
-]
-_Fixed = Annotated[
-    Size | None, _option("Request-scoped state taken off the pool, as logged.", "--fixed-state", panel=_SGLANG)
-]
-_CacheType = Annotated[str | None, _option("f16 (default) or q8_0.", "--cache-type", panel=_LLAMA)]
-_Cells = Annotated[int | None, _option("Cells of the window cache. Default: 768.", "--window-cells", panel=_LLAMA)]
-_Measure = Annotated[
-    bool, typer.Option("--measure", help="Allocate the blocks and ask the device.", rich_help_panel=_MORE)
-]
-_Device = Annotated[
-    str, _option("Where --measure allocates: cpu or cuda. Default: cuda if there is one.", "--device", panel=_MORE)
-]
-_Simulate = Annotated[
-    str | None, _option("Replay a JSONL trace, or a built-in mix (chat, agents, documents).", "--simulate", panel=_MORE)
-]
-_Requests = Annotated[Size, _option("Requests of a built-in mix. Default: 10k.", "--requests", panel=_MORE)]
-_FromLog = Annotated[
-    Path | None, _option("Compare a vLLM or SGLang server's log with the arithmetic.", "--from-log", panel=_MORE)
-]
-
 
 def memory(
-    model: _Model = "v4-pro", ctx: _Ctx = None, baseline: _Baseline = "v3.2", engine: _Engine = "ideal",
-    main: _Main = None, indexer: _Indexer = None, by: _By = None, format: _Format = "table",
-    explain: _Explain = False, plot: _Plot = None,
-    layout: _Layout = None, max_model_len: _MaxLen = None, max_num_batched_tokens: _Batched = None,
-    in_flight_tokens: _Flight = None, async_scheduling: _Async = False, mtp: _Mtp = 0,
-    tp: _Tp = 1, dp: _Dp = 1, pp: _Pp = 1, dcp: _Dcp = 1,
-    available: _Available = None, num_blocks: _NumBlocks = None, gpu: _Gpu = None, weights: _Weights = None,
-    activations: _Activations = None, cuda_graphs: _Graphs = None, utilization: _Utilization = 0.9,
-    logits_budget: _Logits = None,
-    swa_ratio: _Swa = None, state: _State = None, c4_state_rows: _C4 = None, c128_state_rows: _C128 = None,
-    fixed_state: _Fixed = None, cache_type: _CacheType = None, window_cells: _Cells = None,
-    measure: _Measure = False, device: _Device = "", simulate: _Simulate = None, requests: _Requests = "10k",
-    from_log: _FromLog = None,
+    model: opt.Model = None, ctx: opt.Ctx = None, baseline: opt.Baseline = "v3.2", engine: opt.EngineName = "ideal",
+    main: opt.Main = None, indexer: opt.Indexer = None, by: opt.By = None, format: opt.Format = "table",
+    explain: opt.Explain = False, plot: opt.Plot = None,
+    layout: opt.Layout = None, max_model_len: opt.MaxLen = None, max_num_batched_tokens: opt.Batched = None,
+    in_flight_tokens: opt.Flight = None, async_scheduling: opt.Async = False, mtp: opt.Mtp = 0,
+    tp: opt.Tp = 1, dp: opt.Dp = 1, pp: opt.Pp = 1, dcp: opt.Dcp = 1,
+    available: opt.Available = None, num_blocks: opt.NumBlocks = None, gpu: opt.Gpu = None, weights: opt.Weights = None,
+    activations: opt.Activations = None, cuda_graphs: opt.Graphs = None, utilization: opt.Utilization = 0.9,
+    logits_budget: opt.Logits = None,
+    swa_ratio: opt.Swa = None, state: opt.State = None, c4_state_rows: opt.C4 = None, c128_state_rows: opt.C128 = None,
+    fixed_state: opt.Fixed = None, cache_type: opt.CacheType = None, window_cells: opt.Cells = None,
+    measure: opt.Measure = False, device: opt.Device = "", simulate: opt.Simulate = None,
+    requests: opt.Requests = "10k", rate: opt.Rate = None, prefill_rate: opt.Prefill = "20k",
+    decode_rate: opt.Decode = 50.0, retention: opt.Retention = "0",
+    from_log: opt.FromLog = None,
 ) -> None:  # fmt: skip
     """Account the KV cache: ideal, as an engine reserves it, as a device gives it; and what fits.
 
     Examples: dsv4bench memory --ctx 1M · dsv4bench memory --engine vllm@0.28 --model v4-flash --available 26.3GiB
     """
-    _one_of("--format", format, FORMATS)
+    _one_of("--format", format, opt.FORMATS)
     if from_log is not None:
-        _from_log(from_log, format)
+        _from_log(from_log, load_shape(model) if model else None, format)
         return
     _one_of("--by", by or "kind", VIEWS)
-    shape = load_shape(model)
-    allocator = _engine(engine, by)
+    shape = load_shape(model or "v4-pro")
+    allocator = _engine("vllm" if engine == "ideal" and simulate else engine, by)
     given = {
         "layout": layout, "max_num_batched_tokens": _tokens(max_num_batched_tokens, "--max-num-batched-tokens"),
         "in_flight_tokens": _tokens(in_flight_tokens, "--in-flight-tokens"),
@@ -139,24 +62,28 @@ def memory(
         "fixed_state_bytes": _bytes(fixed_state, "--fixed-state"), "cache_type": cache_type,
         "window_cells": window_cells,
     }  # fmt: skip
-    fields = {name: value for name, value in given.items() if value is not None}
+    fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     _refuse_unread(fields, allocator)
     context = _context(ctx, max_model_len, shape)
     length = _tokens(max_model_len, "--max-model-len") or context
-    precision = _precision(shape, main, indexer, allocator)
-    deployment = Deployment(shape=shape, max_model_len=length, **precision, **fields)
+    precision = _precision(main, indexer, allocator)
+    deployment = Deployment(shape, *precision, max_model_len=length, **fields)
     sizes = Given(
         _bytes(weights, "--weights"), _bytes(activations, "--activations"), _bytes(cuda_graphs, "--cuda-graphs")
     )
     budget = _budget(deployment, allocator, available, gpu, utilization, sizes, logits_budget)
     if simulate is not None:
-        _simulate(deployment, allocator, simulate, requests, budget, num_blocks, format)
+        speed = Rates(prefill=_tokens(prefill_rate, "--prefill-rate") or 0, decode=decode_rate)
+        trace = (simulate, _tokens(requests, "--requests") or 0, rate)
+        _simulate(
+            deployment, allocator, trace, speed, _tokens(retention, "--retention") or 0, budget, num_blocks, format
+        )
         return
     result = account(
         deployment,
         allocator,
         context,
-        baseline=_baseline(baseline, deployment, precision, fields),
+        baseline=_baseline(baseline, deployment, fields),
         budget=budget,
         num_blocks=num_blocks,
         measured_bytes=_measure(deployment, allocator, context, device) if measure else None,
@@ -210,22 +137,21 @@ def _context(ctx: str | None, max_model_len: str | None, shape: ModelShape) -> i
     return _tokens(max_model_len, "--max-model-len") or shape.max_positions
 
 
-def _precision(shape: ModelShape, main: str | None, indexer: str | None, engine: Engine | None) -> dict[str, str]:
+def _precision(main: str | None, indexer: str | None, engine: Engine | None) -> tuple[str, str]:
     """Main defaults to bf16 for ideal and fp8 for an engine; the indexer follows, and is never bf16 in an engine."""
     chosen = main or ("fp8" if engine else "bf16")
-    return {"main": chosen, "indexer": indexer or ("fp8" if engine else chosen)}
+    return chosen, indexer or ("fp8" if engine else chosen)
 
 
-def _baseline(
-    name: str, deployment: Deployment, precision: dict[str, str], fields: dict[str, Any]
-) -> Deployment | None:
+def _baseline(name: str, deployment: Deployment, fields: dict[str, Any]) -> Deployment | None:
+    """The same deployment of the baseline, with an fp8 indexer where it has no such precision."""
     if name in ("none", deployment.shape.name):
         return None
     shape = load_shape(name)
-    if precision["indexer"] not in INDEXER_PRECISIONS[shape.family]:
-        precision = precision | {"indexer": "fp8"}
-    kept = {k: v for k, v in fields.items() if k != "mtp" or shape.mtp_layers}
-    return Deployment(shape=shape, max_model_len=deployment.max_model_len, **precision, **kept)
+    known = deployment.indexer in INDEXER_PRECISIONS[shape.family]
+    kept = {key: value for key, value in fields.items() if key != "mtp" or shape.mtp_layers}
+    indexer = deployment.indexer if known else "fp8"
+    return Deployment(shape, deployment.main, indexer, max_model_len=deployment.max_model_len, **kept)
 
 
 def _budget(
@@ -234,18 +160,18 @@ def _budget(
 ) -> Budget | None:  # fmt: skip
     if available is not None and gpu is not None:
         raise UserError("give --available or --gpu, not both")
+    chunked = _bytes(logits, "--logits-budget")
+    if chunked is None and isinstance(engine, Vllm):
+        chunked = VLLM_LOGITS_BUDGET
     if available is not None:
         if sizes != Given():
             raise UserError("--weights, --activations and --cuda-graphs go with --gpu; --available is what they leave")
-        return given_budget(parse_bytes(available, "--available"), deployment)
+        return given_budget(parse_bytes(available, "--available"), deployment, chunked)
     if gpu is None:
         if sizes != Given():
             raise UserError("--weights, --activations and --cuda-graphs need --gpu, such as --gpu 8xH200")
         return None
     count, known = parse_gpus(gpu)
-    chunked = _bytes(logits, "--logits-budget")
-    if chunked is None and engine is not None and engine.title.startswith("vLLM"):
-        chunked = VLLM_LOGITS_BUDGET
     return gpu_budget(deployment, known, count, utilization, sizes, chunked)
 
 
@@ -280,23 +206,50 @@ def _plot(result: Account, path: Path) -> None:
 
 
 def _measure(deployment: Deployment, engine: Engine | None, context: int, device: str) -> int:
-    from dsv4bench.memory.engines.vllm import Vllm
-
     if not isinstance(engine, Vllm):
         raise UserError("--measure allocates blocks: give --engine vllm")
     try:
         from dsv4bench.stack.measure import measure_request
     except ImportError as error:
         raise UserError("--measure needs torch: pip install 'dsv4bench[torch]'") from error
-    return measure_request(engine.layout(deployment), context, deployment.decode_tokens, device or None)
+    return measure_request(engine.layout(deployment), engine.blocks_held(deployment, context), device or None)
 
 
 def _simulate(
-    deployment: Deployment, engine: Engine | None, source: str, requests: str, budget: Budget | None,
-    num_blocks: int | None, format: str,
+    deployment: Deployment, engine: Engine | None, trace: tuple[str, int, float | None], rates: Rates,
+    retention: int, budget: Budget | None, num_blocks: int | None, format: str,
 ) -> None:  # fmt: skip
-    raise UserError("not here yet")
+    from dsv4bench.memory.simulate import simulate
+    from dsv4bench.memory.trace import load_requests
+    from dsv4bench.report.simulation_tables import simulation_json, simulation_sections
+
+    if not isinstance(engine, Vllm):
+        raise UserError("--simulate replays block allocators: give --engine vllm")
+    if trace[1] < 1 or rates.prefill <= 0 or rates.decode <= 0 or (trace[2] is not None and trace[2] <= 0):
+        raise UserError("--requests, --rate, --prefill-rate and --decode-rate must be above 0")
+    engine.check(deployment)
+    capacity = engine.capacity(deployment, budget.available_bytes if budget else 0, num_blocks)
+    pool = capacity.num_blocks if budget or num_blocks is not None else None
+    requests = load_requests(*trace)
+    typer.echo(f"replaying {len(requests):,} requests twice …", err=True)
+    layout, rates = engine.layout(deployment), replace(rates, chunk=deployment.max_num_batched_tokens)
+    found = simulate(
+        trace[0], requests, layout, capacity.group_blocks, pool, rates=rates, retention=retention,
+        drafts=deployment.mtp > 0,
+    )  # fmt: skip
+    if format == "json":
+        typer.echo(json.dumps(simulation_json(found), indent=2))
+    else:
+        _print_sections(simulation_sections(found, f"{deployment.shape.name}, {engine.title}"), format)
 
 
-def _from_log(path: Path, format: str) -> None:
-    raise UserError("not here yet")
+def _from_log(path: Path, shape: ModelShape | None, format: str) -> None:
+    from dsv4bench.memory.reported import compare_log
+    from dsv4bench.memory.serverlog import read_log
+    from dsv4bench.report.log_tables import log_json, log_sections
+
+    comparison = compare_log(read_log(path), shape)
+    if format == "json":
+        typer.echo(json.dumps(log_json(comparison), indent=2))
+    else:
+        _print_sections(log_sections(comparison), format)

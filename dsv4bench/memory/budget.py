@@ -45,10 +45,11 @@ class Budget:
     available_bytes: int
 
 
-def given_budget(available: int, deployment: Deployment) -> Budget:
+def given_budget(available: int, deployment: Deployment, logits_budget: int | None) -> Budget:
     """The budget of a deployment whose available cache memory is known, as an engine logs it; nothing is taken off."""
     count = deployment.tp * deployment.dp * deployment.pp
-    return Budget(None, count, 1.0, computed_workspaces(deployment), available)
+    lines = tuple(_chunked(line, logits_budget) for line in computed_workspaces(deployment))
+    return Budget(None, count, 1.0, lines, available)
 
 
 def gpu_budget(

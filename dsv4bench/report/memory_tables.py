@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 
+from dsv4bench.errors import UserError
 from dsv4bench.memory.account import Account, View
 from dsv4bench.memory.budget import Budget
+from dsv4bench.memory.layout import CacheLayout
 from dsv4bench.memory.page import BUCKETS, CACHES
 from dsv4bench.memory.usage import PARTS, Capacity, LayerBytes
 from dsv4bench.report.sections import Section
@@ -30,7 +32,7 @@ def memory_sections(account: Account, by: str, *, explain: bool, defaulted: bool
             footer=main.footer,
         )
     ]
-    sections.append(Section(lines=(*_summary(account), *main.lines)))
+    sections.append(Section(lines=(*main.lines, *_summary(account))))
     if account.capacity is not None:
         sections.append(_capacity(account, account.capacity))
     if account.budget is not None:
@@ -119,13 +121,13 @@ def _bytes_table(account: Account, by: str, rows: list[_Row], names: list[tuple[
     shown: list[tuple[str, ...]] = [_cells(name, ideal, mine) for name, ideal, mine in rows]
     if engine and engine.shared:
         shown.append(("slab rest", *[""] * (len(PARTS) + 1), three_digits(engine.shared)))
-    total = _cells("total", everything, held)
+    total: tuple[str, ...] = _cells("total", everything, held)
     if engine:
         total = (*total[:-1], three_digits(engine.total))
     shown.append(total)
     parts = PARTS if engine else PARTS[:3]
     columns = (by, "ideal", *parts, "engine") if engine else (by, *parts, "ideal")
-    raw_columns = ("layer" if by == "layer" else "layers", "kind", "ideal_bytes")
+    raw_columns: tuple[str, ...] = ("layer" if by == "layer" else "layers", "kind", "ideal_bytes")
     raw_columns += tuple(f"{part}_bytes" for part in parts) + (("engine_bytes",) if engine else ())
     raw = [
         (*name, round(ideal.total), *(round(getattr(mine or ideal, part)) for part in parts),
@@ -156,35 +158,42 @@ def _dash(count: float) -> str:
 def _by_page(account: Account) -> Section:
     layout = account.layout
     if layout is None:
-        raise ValueError("only engines with blocks have pages")
-    sizes = {b: max((p.page_bytes for p in layout.pages if p.bucket == b), default=0) for b in BUCKETS}
+        raise UserError("--by page: only vllm has pages; give --engine vllm")
     rows, raw = [], []
     for page in sorted(layout.pages, key=lambda page: BUCKETS.index(page.bucket)):
         owners = sum(page.kind in CACHES[kind] for kind in layout.layers)
-        share = page.padding / page.page_bytes
-        rows.append(
-            (page.kind.value, str(owners), f"{page.bucket} {sizes[page.bucket]:,}", str(page.entries), str(page.tokens),
-             f"{page.raw_bytes:,}", f"{page.page_bytes:,}", f"{page.padding:,}", f"{100 * share:.1f} %", page.group)
-        )  # fmt: skip
-        raw.append(
-            (page.kind.value, owners, page.bucket, page.entries, page.tokens, page.raw_bytes, page.page_bytes,
-             page.padding, page.group)
-        )  # fmt: skip
-    columns = ("cache", "layers", "bucket (B)", "entries", "tokens", "raw B", "page B", "padding B", "", "group")
+        padding = f"{page.padding:,} ({100 * page.padding / page.page_bytes:.1f} %)"
+        counts = (page.entries, page.tokens, page.raw_bytes, page.page_bytes)
+        rows.append((page.kind.value, page.bucket, str(owners), *(f"{count:,}" for count in counts), padding))
+        raw.append((page.kind.value, page.bucket, owners, *counts, page.padding, page.group))
+    columns = ("cache", "bucket", "layers", "entries", "tokens", "raw B", "page B", "padding B")
     raw_columns = (
-        "cache", "layers", "bucket", "entries", "tokens", "raw_bytes", "page_bytes", "padding_bytes", "group",
-    )  # fmt: skip
-    used = [f"{sizes[b]:,}" for b in BUCKETS if sizes[b]]
-    lines = [f"page sizes: {' / '.join(used)} B in {len(used)} buckets"]
+        "cache",
+        "bucket",
+        "layers",
+        "entries",
+        "tokens",
+        "raw_bytes",
+        "page_bytes",
+        "padding_bytes",
+        "group",
+    )
+    return Section("", columns, tuple(rows), raw_columns, tuple(raw), tuple(_page_lines(layout)))
+
+
+def _page_lines(layout: CacheLayout) -> list[str]:
+    sizes = {page.bucket: 0 for page in layout.pages}
+    for page in layout.pages:
+        sizes[page.bucket] = max(sizes[page.bucket], page.page_bytes)
+    used = " / ".join(f"{sizes[bucket]:,}" for bucket in BUCKETS if bucket in sizes)
+    lines = [f"page-size buckets: {used} B (the largest page of each)"]
     for group in layout.groups:
-        window = f"last {group.window} tokens" if group.window else "every token"
-        fill = 100 * group.bytes / layout.bytes_per_block
-        lines.append(
-            f"group {group.name}: {group.tokens} tokens a block, {window}; {len(group.placements)} pages = "
-            f"{group.bytes:,} B, {fill:.0f} % of a block"
-        )
+        window = f"the last {group.window} tokens" if group.window else "every token"
+        fill = f"{group.bytes:,} B, {100 * group.bytes / layout.bytes_per_block:.0f} % of a block"
+        pages = f"{len(group.placements)} pages = {fill}"
+        lines.append(f"group {group.name}: {group.tokens} tokens a block, keeps {window}; {pages}")
     lines.append(f"bytes per block: {layout.bytes_per_block:,} ({layout.name})")
-    return Section("", columns, tuple(rows), raw_columns, tuple(raw), tuple(lines))
+    return lines
 
 
 _TABLES: dict[str, Callable[[Account], Section]] = {
@@ -227,7 +236,7 @@ def _summary(account: Account) -> list[str]:
 
 def _capacity(account: Account, got: Capacity) -> Section:
     d = account.deployment
-    rows: list[tuple[str, str, str]] = []
+    rows: list[tuple[str, ...]] = []
     if got.num_blocks is not None:
         rows.append(("blocks", f"{got.num_blocks:,}", f"of {got.bytes_per_block:,} B"))
         by_group = ", ".join(f"{name} {count:,}" for name, count in got.group_blocks.items())
@@ -262,7 +271,7 @@ def _capacity(account: Account, got: Capacity) -> Section:
 
 
 def _budget(budget: Budget) -> Section:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     if budget.gpu is not None:
         rows.append(("memory", three_digits(budget.gpu.memory_bytes), f"{budget.gpu.name}, one of {budget.count}"))
         rows.append((f"× utilization {budget.utilization:g}",

@@ -101,6 +101,11 @@ class Vllm:
         )
         return Usage(tuple(layers), shared=slack, terms=terms)
 
+    def blocks_held(self, deployment: Deployment, context: int) -> int:
+        """Blocks one decoding request of ``context`` tokens holds."""
+        groups = self.layout(deployment).groups
+        return sum(_group_blocks(groups, context, deployment.decode_tokens, deployment.dcp).values())
+
     def capacity(self, deployment: Deployment, available: int, num_blocks: int | None = None) -> Capacity:
         """Blocks, concurrency and the tokens vLLM logs."""
         layout, length = self.layout(deployment), deployment.max_model_len

@@ -1,0 +1,176 @@
+"""Requests to replay: read from a JSONL trace, or drawn from a built-in mix."""
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsv4bench.errors import UserError
+from dsv4bench.memory.page import BLOCK_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One request.
+
+    Attributes:
+        arrival: seconds from the start.
+        prompt: prompt tokens.
+        output: output tokens.
+        content: by 256-token segment of prompt and output, a number equal in two requests exactly where all tokens up
+            to the segment's end are equal.
+    """
+
+    arrival: float
+    prompt: int
+    output: int
+    content: tuple[int, ...]
+
+
+class _Identities:
+    """Numbers for prefixes: the same pair of owner and segment always gets the same one."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+
+    def of(self, owner: Any, start: int, end: int) -> tuple[int, ...]:
+        base = self._numbers.setdefault(owner, len(self._numbers) << 24)
+        return tuple(range(base + start, base + end))
+
+
+def read_trace(path: Path) -> list[TraceRequest]:
+    """Read a trace: one JSON object a line, in any order of arrival.
+
+    Fields: ``arrival`` (seconds), ``prompt``, ``output`` (tokens). Optional: ``session`` (requests of a session
+    continue one another), ``system`` with ``system_tokens`` (a prompt shared by all that name it), or ``hash_ids`` (one
+    number per 512 tokens of the prompt, as in Mooncake's traces, whose ``timestamp`` in ms, ``input_length`` and
+    ``output_length`` are read as well).
+
+    Raises:
+        UserError: not readable, or a line that is no request; the message names file and line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--simulate: {path} cannot be read ({error})") from error
+    identities, requests = _Identities(), []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            requests.append(_parse(line, f"{path}:{number}", number, identities))
+    if not requests:
+        raise UserError(f"--simulate: {path} has no request")
+    return sorted(requests, key=lambda request: request.arrival)
+
+
+def _parse(line: str, where: str, number: int, identities: _Identities) -> TraceRequest:
+    try:
+        fields = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not valid JSON ({error.msg})") from error
+    if not isinstance(fields, dict):
+        raise UserError(f"{where}: a request is a JSON object with arrival, prompt and output")
+    if "input_length" in fields:
+        fields = {
+            "arrival": fields.get("timestamp", 0) / 1000, "prompt": fields["input_length"],
+            "output": fields.get("output_length"), "hash_ids": fields.get("hash_ids"),
+        }  # fmt: skip
+    for name, least in (("arrival", 0), ("prompt", 1), ("output", 0)):
+        value = fields.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
+            raise UserError(f"{where}: {name} must be a number of at least {least}, got {value!r}")
+    prompt, output = int(fields["prompt"]), int(fields["output"])
+    return TraceRequest(float(fields["arrival"]), prompt, output, _content(fields, prompt + output, number, identities))
+
+
+def _content(fields: dict[str, Any], tokens: int, number: int, identities: _Identities) -> tuple[int, ...]:
+    segments = tokens // BLOCK_TOKENS
+    if fields.get("hash_ids"):
+        known = [identities.of(("hash", value), half, half + 1)[0] for value in fields["hash_ids"] for half in (0, 1)]
+        known = known[: int(fields["prompt"]) // BLOCK_TOKENS]
+        return (*known, *identities.of(("request", number), len(known), segments))
+    shared = 0
+    if fields.get("system") is not None:
+        shared = min(segments, int(fields.get("system_tokens", 0)) // BLOCK_TOKENS)
+    owner = ("session", fields["session"]) if fields.get("session") is not None else ("request", number)
+    return identities.of(("system", fields.get("system")), 0, shared) + identities.of(owner, shared, segments)
+
+
+def _chat(random_: random.Random, count: int, rate: float) -> Iterator[dict[str, Any]]:
+    """Conversations of a few turns behind one of 20 system prompts."""
+    return _sessions(random_, count, rate, systems=20, system=1024, first=400, turn=200, output=300, turns=6, pause=30)
+
+
+def _agents(random_: random.Random, count: int, rate: float) -> Iterator[dict[str, Any]]:
+    """Agents: a long shared prompt of tools, many turns that grow by tool results."""
+    return _sessions(
+        random_, count, rate, systems=4, system=12288, first=2000, turn=1500, output=250, turns=20, pause=8
+    )
+
+
+def _documents(random_: random.Random, count: int, rate: float) -> Iterator[dict[str, Any]]:
+    """Long documents, each read once or asked about a few times."""
+    return _sessions(random_, count, rate, systems=1, system=0, first=60000, turn=100, output=500, turns=3, pause=20)
+
+
+def _sessions(
+    random_: random.Random, count: int, rate: float, *, systems: int, system: int, first: int, turn: int, output: int,
+    turns: int, pause: float,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """Sessions start at random and take turns; lengths are exponential around their means."""
+    made, start = 0, 0.0
+    while made < count:
+        start += random_.expovariate(rate / turns)
+        session, clock = made, start
+        which = random_.randrange(systems)
+        length = system + max(16, int(random_.expovariate(1 / first)))
+        for _ in range(min(count - made, 1 + int(random_.expovariate(1 / max(1, turns - 1))))):
+            answer = max(1, int(random_.expovariate(1 / output)))
+            yield {
+                "arrival": clock, "prompt": length, "output": answer, "session": session, "system": which,
+                "system_tokens": system,
+            }  # fmt: skip
+            made += 1
+            length += answer + max(8, int(random_.expovariate(1 / turn)))
+            clock += answer / 50 + random_.expovariate(1 / pause)
+
+
+_Draw = Callable[[random.Random, int, float], Iterator[dict[str, Any]]]
+MIXES: dict[str, tuple[_Draw, float]] = {"chat": (_chat, 5.0), "agents": (_agents, 1.0), "documents": (_documents, 0.2)}
+"""The built-in mixes, with their mean requests per second unless told otherwise."""
+
+
+def built_in(name: str, count: int, rate: float | None = None, seed: int = 0) -> list[TraceRequest]:
+    """Requests of a built-in mix; the same seed gives the same ones.
+
+    Args:
+        name: a key of `MIXES`.
+        count: requests.
+        rate: mean requests per second; None for the mix's own.
+        seed: of the generator.
+    """
+    identities = _Identities()
+    draw, usual = MIXES[name]
+    drawn = list(draw(random.Random(seed), count, usual if rate is None else rate))
+    requests = [
+        TraceRequest(
+            fields["arrival"], fields["prompt"], fields["output"],
+            _content(fields, fields["prompt"] + fields["output"], number, identities),
+        )
+        for number, fields in enumerate(drawn)
+    ]  # fmt: skip
+    return sorted(requests, key=lambda request: request.arrival)
+
+
+def load_requests(source: str, count: int, rate: float | None) -> list[TraceRequest]:
+    """Requests of a built-in mix or of a trace file.
+
+    Raises:
+        UserError: neither.
+    """
+    if source in MIXES:
+        return built_in(source, count, rate)
+    if not Path(source).is_file():
+        raise UserError(f"--simulate: {source!r} is no file and no mix; the mixes are {', '.join(MIXES)}")
+    return read_trace(Path(source))
