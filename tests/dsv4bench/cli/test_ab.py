@@ -1,0 +1,205 @@
+"""A small kernel repository gated for real on a CPU: revisions, worktrees, workers, files, the action's own scripts."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[3]
+ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
+WORKFLOW = ROOT / "docs/examples/gate-workflow.yml"
+
+CONFIG = {
+    "model_type": "deepseek_v4", "hidden_size": 256, "num_hidden_layers": 1, "num_nextn_predict_layers": 0,
+    "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 512, "qk_rope_head_dim": 64, "q_lora_rank": 512,
+    "o_lora_rank": 128, "o_groups": 1, "sliding_window": 128, "compress_ratios": [4], "index_n_heads": 64,
+    "index_head_dim": 128, "index_topk": 512, "max_position_embeddings": 65536, "rms_norm_eps": 1e-6,
+    "rope_theta": 10000, "compress_rope_theta": 160000,
+    "rope_scaling": {
+        "type": "yarn", "factor": 16, "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 4096,
+    },
+}  # fmt: skip
+PROVIDER = """
+from dsv4bench.providers.base import SUPPORTED
+import torch
+
+
+class Mine:
+    name = "mine"
+
+    def supports(self, need):
+        return SUPPORTED
+
+    def qkv_norm(self, *, qkv_latent, q_norm_weight, kv_norm_weight, eps):
+        rank = q_norm_weight.shape[0]
+        q, kv = qkv_latent[:, :rank], qkv_latent[:, rank : rank + 512]
+        for _ in range(REPEATS):
+            result = norm(q, q_norm_weight, eps), norm(kv, kv_norm_weight, eps)
+        return result
+
+
+def norm(x, weight, eps):
+    x32 = x.float()
+    return (x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
+"""
+SCENARIO = """
+name: mine
+kind: stage
+model: [bench/config.json]
+layers: [c4a]
+stages: [qkv_norm]
+workload: {phase: decode, batch: [16], context: [1K]}
+providers: ["bench/provider.py:Mine"]
+timing: {rounds: 10, iterations: 40, warmup: 3}
+"""
+
+
+class Repository:
+    """A kernel repository: what it takes on disk, and the commands run in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.git("init", "-q", "-b", "main")
+
+    def git(self, *words: str) -> None:
+        identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", *identity, *words], cwd=self.folder, check=True, capture_output=True)
+
+    def commit(self, name: str, repeats: int, hidden: int = 256) -> None:
+        """Commit and tag a version whose norm does ``repeats`` times the work."""
+        bench = self.folder / "bench"
+        bench.mkdir(exist_ok=True)
+        (bench / "provider.py").write_text(f"# {name}\n{PROVIDER.replace('REPEATS', str(repeats))}")
+        (bench / "config.json").write_text(json.dumps(CONFIG | {"hidden_size": hidden}))
+        (bench / "gate.yaml").write_text(SCENARIO)
+        self.git("add", "-A")
+        self.git("commit", "-q", "-m", name)
+        self.git("tag", name)
+
+    def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'}",
+            "OMP_NUM_THREADS": "1",  # threads that wait for each other would measure the neighbours
+        }
+        return subprocess.run(
+            command, cwd=self.folder, env=environment | variables, capture_output=True, text=True, check=False
+        )
+
+    def dsv4bench(self, *words: object) -> subprocess.CompletedProcess[str]:
+        return self.run(sys.executable, "-m", "dsv4bench", *map(str, words))
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory) -> Repository:
+    folder = tmp_path_factory.mktemp("repository")
+    repository = Repository(folder)
+    repository.commit("base", 10)
+    repository.commit("neutral", 10)
+    repository.commit("slower", 13)
+    return repository
+
+
+def act(repository: Repository, temp: Path, **inputs: str) -> subprocess.CompletedProcess[str]:
+    """Run the action's steps as GitHub would, those that need its servers and pip aside."""
+    given = {name: str(spec.get("default", "")) for name, spec in ACTION["inputs"].items()} | inputs
+    given |= {"python": sys.executable, "device": "cpu"}
+    files = {"GITHUB_OUTPUT": str(temp / "output"), "GITHUB_STEP_SUMMARY": str(temp / "summary")}
+    for step in ACTION["runs"]["steps"]:
+        if step["name"] in ("Measure", "Gate", "Verdict"):
+            outputs = dict(line.split("=", 1) for line in _lines(temp / "output"))
+            known = {f"inputs.{name}": value for name, value in given.items()} | {"runner.temp": str(temp)}
+            known |= {f"steps.gate.outputs.{name}": value for name, value in outputs.items()}
+            environment = {name: _filled(text, known) for name, text in step["env"].items()}
+            done = repository.run("bash", "-e", "-o", "pipefail", "-c", step["run"], **files, **environment)
+            if done.returncode:
+                break
+    return done
+
+
+def _filled(text: str, known: dict[str, str]) -> str:
+    """A value of the action with its ``${{ }}`` filled in."""
+    return re.sub(r"\$\{\{ (.*?) \}\}", lambda found: known[found[1]], text)
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.mark.slow
+def test_a_commit_that_slows_a_kernel_by_thirty_per_cent_fails_the_action(repository, tmp_path):
+    done = act(repository, tmp_path, scenario="bench/gate.yaml", base="base", head="slower")
+    assert done.returncode == 1, done.stdout + done.stderr
+    record = json.loads((tmp_path / "dsv4bench/gate.json").read_text())
+    [timed] = [item for item in record["verdicts"] if item["metric"] == "time"]
+    assert {"above_tolerance", "confirmed"} <= set(timed["reasons"])
+    assert 0.1 < timed["effect"] < 0.6
+    assert "mine: regression" in (tmp_path / "summary").read_text()
+    assert "<failure" in (tmp_path / "dsv4bench/gate.xml").read_text()
+
+
+@pytest.mark.slow
+def test_a_neutral_commit_passes_the_action_and_its_run_can_be_stored_but_not_held_against_another_shape(
+    repository, tmp_path
+):
+    done = act(repository, tmp_path, scenario="bench/gate.yaml", base="base", head="neutral", preset="permissive")
+    assert done.returncode == 0, done.stdout + done.stderr
+    baselines = tmp_path / "baselines"
+    assert repository.dsv4bench("baseline", "add", tmp_path / "dsv4bench/run/b", "--root", baselines).returncode == 0
+
+    repository.commit("wider", 10, hidden=512)
+    measured = repository.dsv4bench("run", "bench/gate.yaml", "--device", "cpu", "--out", tmp_path / "wider")
+    assert measured.returncode == 0, measured.stderr
+    gate = repository.dsv4bench("gate", tmp_path / "wider", "--baseline", baselines)
+    assert gate.returncode == 4, gate.stdout + gate.stderr
+    assert "shape_changed: shape: " in gate.stdout
+
+
+@pytest.mark.slow
+def test_a_self_test_is_stored_where_the_gate_finds_it(repository, tmp_path):
+    store = tmp_path / "selftest.json"
+    done = repository.dsv4bench(
+        "selftest", "bench/gate.yaml", "--device", "cpu", "--out", tmp_path / "run", "--store", store
+    )
+    assert done.returncode == 0, done.stderr
+    assert "this machine" in done.stderr
+    [case] = json.loads(store.read_text())["cases"]
+    assert 0 < case["deviation"] < 1
+    gate = repository.dsv4bench("gate", tmp_path / "run", "--selftest", store)
+    assert gate.returncode == 0, gate.stdout
+    assert "self-test" not in gate.stderr
+
+
+@pytest.mark.parametrize(
+    ("side", "message"),
+    [
+        ("git:nope", "no revision 'nope'"),
+        ("main", "'main' is no side; expected provider=NAME"),
+        ("provider=nope", "unknown provider 'nope'"),
+    ],
+)
+def test_a_side_that_does_not_exist_is_named(repository, side, message):
+    done = repository.dsv4bench("ab", "bench/gate.yaml", "--a", "here", "--b", side)
+    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_workflow_of_the_docs_gives_the_action_what_it_takes():
+    workflow = yaml.safe_load(WORKFLOW.read_text())
+    [step] = [step for step in workflow["jobs"]["gate"]["steps"] if "dsv4bench" in step["uses"]]
+    assert set(step["with"]) <= set(ACTION["inputs"])
+    required = {name for name, spec in ACTION["inputs"].items() if spec.get("required")}
+    assert required <= set(step["with"])
+
+
+def test_the_page_shows_the_workflow_as_it_is():
+    assert WORKFLOW.read_text() in (ROOT / "docs/gate.md").read_text()
+
+
+def test_no_input_reaches_a_shell_except_through_the_environment():
+    """``${{ }}`` in a script would let the title of a branch run commands."""
+    assert not [step["name"] for step in ACTION["runs"]["steps"] if "${{" in step.get("run", "")]
