@@ -1,8 +1,10 @@
 """Inputs of one step: fresh activations and a fresh page order from a seed, over caches that stay."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from dsv4_kernels.weight import Weight
 
 from dsv4bench.model.shape import LayerKind, ModelShape
 from dsv4bench.scenario.case import CachePrecision
@@ -50,7 +52,7 @@ def draw(
     workload: Workload,
     precision: CachePrecision,
     layer: LayerCaches,
-    weights: dict[str, torch.Tensor],
+    weights: Mapping[str, Weight],
     cos_sin: torch.Tensor,
     *,
     seed: int,
@@ -64,7 +66,7 @@ def draw(
         workload: the step's requests.
         precision: cache precisions; they also decide the precision of quantised activations.
         layer: the caches.
-        weights: of ``stack.weights.make_weights``.
+        weights: of ``stack.weights.make_weights`` or ``stack.checkpoint.load_weights``.
         cos_sin: rotary table of the layer kind, fp32 [≥ longest sequence, 64].
         seed: decides activations and page order.
         dtype: of the activations.

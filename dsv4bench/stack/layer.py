@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from dsv4_kernels.rope import cos_sin_table
+from dsv4_kernels.weight import Weight
 
 from dsv4bench.model.shape import LayerKind, ModelShape, Rope
 from dsv4bench.model.stage import Stage
@@ -37,7 +38,7 @@ class Layer:
     shape: ModelShape
     kind: LayerKind
     precision: CachePrecision
-    weights: dict[str, torch.Tensor]
+    weights: Mapping[str, Weight]
     caches: LayerCaches
     cos_sin: torch.Tensor
     dtype: torch.dtype = torch.bfloat16
@@ -66,7 +67,7 @@ def prepare(
     device: torch.device | str = "cpu",
     seed: int = 0,
     dtype: torch.dtype = torch.bfloat16,
-    weights: dict[str, torch.Tensor] | None = None,
+    weights: Mapping[str, Weight] | None = None,
 ) -> Layer:
     """Make a layer whose caches hold any one of the workloads at a time.
 

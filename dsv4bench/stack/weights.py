@@ -3,10 +3,14 @@
 import zlib
 
 import torch
+from dsv4_kernels.weight import Weight, quantize_weight
 
 from dsv4bench.model.shape import LayerKind, ModelShape
 
-_SMALL_FP32 = ("compressor_ape", "indexer_ape", "sink", "indexer_norm_bias")
+SMALL_FP32 = ("compressor_ape", "indexer_ape", "sink", "indexer_norm_bias")
+"""Weights that are fp32 in every model."""
+FP8_WEIGHTS = ("w_qkv", "w_q", "w_indexer_q", "w_o_a", "w_o_b")
+"""Projections that checkpoints hold in fp8; compressors, head weights and V3.2's absorbed products stay bf16."""
 _NORMS = ("q_norm_weight", "kv_norm_weight", "compressor_norm_weight", "indexer_norm_weight")
 
 
@@ -61,24 +65,29 @@ def make_weights(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.bfloat16,
     seed: int = 0,
-) -> dict[str, torch.Tensor]:
+    precision: str = "bf16",
+) -> dict[str, Weight]:
     """Random weights that keep activations near unit variance.
 
     Linears are normal with standard deviation fan_in ** -0.5, norm weights lie around 1, ape and sinks are fp32
     (float64 where ``dtype`` is). Each tensor has a seed of its own, so a weight doesn't change because another
-    was added.
+    was added. With ``precision`` ``fp8`` the large projections are quantised by blocks of 128 × 128.
     """
-    return {name: _draw(name, dims, device, dtype, seed) for name, dims in weight_shapes(shape, kind).items()}
+    weights: dict[str, Weight] = {}
+    for name, dims in weight_shapes(shape, kind).items():
+        drawn = _draw(name, dims, device, dtype, seed)
+        weights[name] = quantize_weight(drawn) if precision == "fp8" and name in FP8_WEIGHTS else drawn
+    return weights
 
 
 def _draw(name: str, dims: tuple[int, ...], device: torch.device | str, dtype: torch.dtype, seed: int) -> torch.Tensor:
     generator = torch.Generator(device).manual_seed(seed * 1_000_003 + zlib.crc32(name.encode()))
-    kept = torch.float32 if name in _SMALL_FP32 and dtype is not torch.float64 else dtype
+    kept = torch.float32 if name in SMALL_FP32 and dtype is not torch.float64 else dtype
     draw_dtype = torch.float32 if dtype is torch.bfloat16 else dtype
     values = torch.randn(dims, generator=generator, device=device, dtype=draw_dtype)
     if name in _NORMS:
         values = 1 + 0.1 * values
-    elif name not in _SMALL_FP32:
+    elif name not in SMALL_FP32:
         fan_in = dims[1] if name == "w_uv" else dims[-1]
         values *= (dims[-2] if name == "w_uk" else fan_in) ** -0.5
     return values.to(kept)
