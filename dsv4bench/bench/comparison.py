@@ -33,8 +33,6 @@ AwaitTurn = Callable[[int], None]
 
 PADDING = 64 * 2**20
 """A round's buffers lie behind a pad of random size up to this, so that no two rounds share their addresses."""
-BF16 = 2
-"""Bytes of a projection's weight element, unless a provider's ``weight_bytes`` says otherwise."""
 
 
 class PoisonedError(Exception):
@@ -207,13 +205,13 @@ class Comparison:
 
     def _row(self, contender: Contender, side: Side, windows: Sequence[Window]) -> Row:
         case, accuracy = contender.case, contender.accuracy
-        names = [stage.name for stage in side.timed]
         stages = []
-        for name in names:
-            what = name if len(names) > 1 else WHOLE
+        for stage in side.timed:
+            name = stage.name
+            what = name if len(side.timed) > 1 else WHOLE
             alone = case.scenario_kind == "stage"  # there the stages are what is compared, so they keep their rounds
             timing = timing_of(windows, what, contender.launches.get(what), keep_rounds=alone)
-            extra = {"weight_bytes": getattr(side.providers[name], "weight_bytes", BF16)}
+            extra = {"weight_bytes": side.weight_bytes(stage)}
             provider = case.provider.of(name)
             stages.append(
                 StageRow(name=name, provider=provider, timing=timing, accuracy=accuracy.get(name), extra=extra)
