@@ -20,6 +20,7 @@ from statistics import median
 
 import torch
 from compile_report import compiled_kernels
+from dsv4_kernels import triton_unfused as unfused
 from dsv4_kernels.cache import PagedCache
 from dsv4_kernels.formats import FORMATS, state_row_floats
 from dsv4_kernels.rope import cos_sin_table
@@ -40,14 +41,16 @@ class Family:
     """A kernel with the tiles to try.
 
     Attributes:
-        prepare: (heads, tokens, variant) → a launch that takes ``tile``.
+        prepare: (heads, tokens, variant) → arguments of the stage.
         tiles: (tokens, variant) → tiles to try beside the table's own.
-        pdl: the module whose ``launch_options`` decides about dependent launch.
+        fused: the launcher.
+        unfused: the same stage as a kernel per step.
     """
 
-    prepare: Callable[[int, int, str], Callable[..., object]]
+    prepare: Callable[[int, int, str], dict[str, object]]
     tiles: Callable[[int, str], list[object]]
-    pdl: object
+    fused: Callable[..., object]
+    unfused: Callable[..., object]
 
 
 def _tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -77,29 +80,26 @@ def _slots(tokens: int) -> torch.Tensor:
     return torch.randperm(tokens).to(DEVICE)
 
 
-def _query(heads: int, tokens: int, variant: str) -> Callable[..., object]:
-    arguments = {
+def _query(heads: int, tokens: int, variant: str) -> dict[str, object]:
+    return {
         "q": _tensor(tokens, heads, 512), "kv": _tensor(tokens, 512), "positions": _positions(tokens),
         "cos_sin": _table(), "window_cache": _cache("main-fp8", 64, tokens), "window_slots": _slots(tokens),
         "eps": 1e-6,
     }  # fmt: skip
-    return lambda **tile: query.query_norm_rope_insert(**arguments, **tile)
 
 
-def _inverse(heads: int, tokens: int, variant: str) -> Callable[..., object]:
-    arguments = {
+def _inverse(heads: int, tokens: int, variant: str) -> dict[str, object]:
+    return {
         "o": _tensor(tokens, heads, 512), "positions": _positions(tokens), "cos_sin": _table(), "groups": heads // 8,
         "precision": "fp8",
     }  # fmt: skip
-    return lambda **tile: inverse.inverse_rope_quant(**arguments, **tile)
 
 
-def _index_query(heads: int, tokens: int, variant: str) -> Callable[..., object]:
-    arguments = {
+def _index_query(heads: int, tokens: int, variant: str) -> dict[str, object]:
+    return {
         "index_q": _tensor(tokens, 64, 128), "head_weights": _tensor(tokens, 64), "positions": _positions(tokens),
         "cos_sin": _table(), "precision": "fp8", "rope_style": "interleaved",
     }  # fmt: skip
-    return lambda **tile: index_query.indexer_query_rope_quant(**arguments, **tile)
 
 
 def _shape(variant: str) -> tuple[int, int, int]:
@@ -107,45 +107,56 @@ def _shape(variant: str) -> tuple[int, int, int]:
     return {"c4main": (512, 4, 4), "c128main": (512, 128, 8), "c4idx": (128, 4, 4)}[variant]
 
 
-def _state_save(heads: int, tokens: int, variant: str) -> Callable[..., object]:
+def _state_save(heads: int, tokens: int, variant: str) -> dict[str, object]:
     dim, ratio, block = _shape(variant)
     row = state_row_floats(dim, ratio)
-    arguments = {
+    return {
         "kv_score": _tensor(tokens, row, dtype=torch.float32), "ape": _tensor(ratio, row // 2, dtype=torch.float32),
         "positions": _positions(tokens), "state_slots": _slots(tokens),
         "state_cache": torch.zeros((-(-tokens // block), block, row), device=DEVICE),
     }  # fmt: skip
-    return lambda **tile: state_save.compressor_state_save(**arguments, **tile)
 
 
-def _compress(heads: int, tokens: int, variant: str) -> Callable[..., object]:
-    """Every token completes an entry, from pages of its own in random order."""
-    dim, ratio, block = _shape(variant)
+def _compress(heads: int, tokens: int, variant: str) -> dict[str, object]:
+    """Every token completes an entry, from pages of its own; or a step of decodes, or of one prefill."""
+    kind, _, step = variant.partition(" ")
+    dim, ratio, block = _shape(kind)
     span = 8 if ratio == 4 else 128
-    pages = tokens * (span // block)
-    arguments = {
+    requests = 1 if step == "prefill" else tokens
+    reach = tokens if step == "prefill" else 2 * span if step == "spread" else span
+    pages = requests * (reach // block)
+    positions = torch.full((tokens,), span - 1)
+    if step == "prefill":
+        positions = torch.arange(tokens)
+    elif step == "spread":
+        positions = span - 1 + torch.arange(tokens) * 37 % ratio
+    slots = torch.where((positions + 1) % ratio == 0, torch.randperm(tokens), -1)
+    return {
         "state_cache": torch.randn((pages, block, state_row_floats(dim, ratio)), device=DEVICE),
-        "state_block_table": torch.randperm(pages).to(DEVICE).int().view(tokens, -1),
-        "token_to_request": torch.arange(tokens, device=DEVICE, dtype=torch.int32),
-        "positions": torch.full((tokens,), span - 1, device=DEVICE), "compressed_slots": _slots(tokens),
+        "state_block_table": torch.randperm(pages).to(DEVICE).int().view(requests, -1),
+        "token_to_request": (torch.arange(tokens) % requests).to(DEVICE).int(),
+        "positions": positions.to(DEVICE), "compressed_slots": slots.to(DEVICE),
         "norm_weight": _tensor(dim), "cos_sin": _table(), "ratio": ratio, "eps": 1e-6,
         "cache": _cache("indexer-fp8" if dim == 128 else "main-fp8", 64 if ratio == 4 else 2, tokens),
     }  # fmt: skip
-    return lambda **tile: compress.compress_norm_rope_insert(**arguments, **tile)
 
 
 def _compress_tiles(tokens: int, variant: str) -> list[object]:
-    if variant == "c128main":
-        tiles = [(1, 64, 4, 32, 4), (1, 64, 8, 16, 4), (1, 128, 8, 16, 4), (1, 32, 4, 32, 2)] if tokens <= 8 else []
-        tiles += [(1, 64, 2, 32, 4), (1, 64, 1, 32, 4), (1, 64, 1, 16, 4), (1, 128, 1, 16, 4), (1, 64, 1, 32, 8)]
-        if tokens >= 64:
-            tiles += [(1, 128, 1, 32, 8), (1, 32, 1, 32, 4), (1, 128, 2, 16, 4), (1, 256, 1, 8, 4)]
+    prefill = "prefill" in variant
+    if "c128main" in variant:
+        tiles = [(1, 32, 1, 128, 4), (1, 32, 2, 64, 4), (1, 32, 1, 64, 4)]
+        if tokens <= 8:
+            tiles += [(1, 64, 4, 32, 4), (1, 64, 2, 64, 4), (1, 64, 8, 16, 4), (1, 64, 4, 32, 8), (1, 128, 4, 32, 8)]
+        elif not prefill:
+            tiles += [(1, 64, 1, 128, 8), (1, 64, 2, 64, 4), (1, 32, 1, 128, 8), (1, 16, 1, 128, 2), (1, 128, 1, 16, 4)]
         if tokens >= 1024:
-            tiles += [(4, 64, 1, 32, 4), (8, 64, 1, 32, 4), (1, 512, 1, 4, 4), (1, 512, 1, 8, 8), (4, 128, 1, 16, 4)]
+            tiles += [(4, 32, 1, 128, 4), (8, 32, 1, 128, 4), (32, 32, 1, 128, 4), (32, 64, 1, 128, 8)]
+        if tokens == 1024 and not prefill:
+            tiles += [(1, 512, 1, 4, 4), (2, 512, 1, 4, 4), (1, 256, 1, 8, 4), (1, 512, 1, 8, 8), (1, 512, 1, 16, 8)]
         return [compress.SplitTile(*tile) for tile in tiles]
-    few = [(1, 1), (1, 2), (1, 4)] if variant == "c4idx" else [(1, 4), (1, 8), (1, 2)]
-    many = [(2, few[0][1]), (4, few[0][1])] if tokens >= 1024 else []
-    return [compress.OverlapTile(*tile) for tile in few + many]
+    warps = 1 if "c4idx" in variant else 4
+    tiles = [(1, warps)] + ([(2, warps), (4, warps), (8, warps)] if tokens >= 1024 else [])
+    return [compress.OverlapTile(*tile) for tile in tiles]
 
 
 def _state_tiles(tokens: int, variant: str) -> list[object]:
@@ -171,12 +182,24 @@ def _index_query_tiles(tokens: int, variant: str) -> list[object]:
 
 
 FAMILIES = {
-    "query_norm_rope_insert": Family(_query, _query_tiles, query),
-    "inverse_rope_quant": Family(_inverse, _inverse_tiles, inverse),
-    "indexer_query_rope_quant": Family(_index_query, _index_query_tiles, index_query),
-    "compressor_state_save": Family(_state_save, _state_tiles, state_save),
-    "compress_norm_rope_insert": Family(_compress, _compress_tiles, compress),
+    "query_norm_rope_insert": Family(
+        _query, _query_tiles, query.query_norm_rope_insert, unfused.query_norm_rope_insert
+    ),
+    "inverse_rope_quant": Family(_inverse, _inverse_tiles, inverse.inverse_rope_quant, unfused.inverse_rope_quant),
+    "indexer_query_rope_quant": Family(
+        _index_query, _index_query_tiles, index_query.indexer_query_rope_quant, unfused.indexer_query_rope_quant
+    ),
+    "compressor_state_save": Family(
+        _state_save, _state_tiles, state_save.compressor_state_save, unfused.compressor_state_save
+    ),
+    "compress_norm_rope_insert": Family(
+        _compress, _compress_tiles, compress.compress_norm_rope_insert, unfused.compress_norm_rope_insert
+    ),
 }
+STEPS = [("compress_norm_rope_insert", 0, tokens, f"{kind} {step}")
+         for kind in ("c4main", "c128main", "c4idx")
+         for tokens, step in ((128, "spread"), (1024, "prefill"), (8192, "prefill"))]  # fmt: skip
+"""Cells without an anchor: steps as an engine has them, where one token in 4 or 128 completes an entry."""
 
 
 def graph_us(launch: Callable[[], object]) -> float:
@@ -187,9 +210,9 @@ def graph_us(launch: Callable[[], object]) -> float:
     with torch.cuda.graph(graph):
         for _ in range(LAUNCHES):
             launch()
-    times = []
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    graph.replay()
+    _spin()
+    times = []
     for _ in range(REPLAYS):
         start.record()
         graph.replay()
@@ -197,6 +220,13 @@ def graph_us(launch: Callable[[], object]) -> float:
         end.synchronize()
         times.append(start.elapsed_time(end) * 1000 / LAUNCHES)
     return median(times)
+
+
+def _spin() -> None:
+    """A few milliseconds of work, so that clocks are up."""
+    x = torch.randn(4096, 4096, device=DEVICE, dtype=torch.bfloat16)
+    for _ in range(20):
+        x @ x
 
 
 def anchors(path: Path) -> dict[Cell, tuple[float, float]]:
@@ -212,18 +242,16 @@ def anchors(path: Path) -> dict[Cell, tuple[float, float]]:
 
 
 def measure(cell: Cell) -> Iterator[tuple[str, float]]:
-    """(tile, microseconds) of the table's tile, of it without dependent launch, and of each candidate."""
+    """(tile, microseconds) of the table's tile, of the unfused stage, and of each candidate."""
     op, heads, tokens, variant = cell
     family = FAMILIES[op]
-    launch = family.prepare(heads, tokens, variant)
-    yield "table", graph_us(launch)
-    options = family.pdl.launch_options
-    family.pdl.launch_options = lambda: {"PDL": False}
-    yield "no-pdl", graph_us(launch)
-    family.pdl.launch_options = options
+    arguments = family.prepare(heads, tokens, variant)
+    yield "table", graph_us(lambda: family.fused(**arguments))
+    yield "unfused", graph_us(lambda: family.unfused(**arguments))
     for tile in family.tiles(tokens, variant):
+        name = ",".join(map(str, dataclasses.astuple(tile)))
         try:
-            yield ",".join(map(str, dataclasses.astuple(tile))), graph_us(lambda t=tile: launch(tile=t))
+            yield name, graph_us(lambda t=tile: family.fused(**arguments, tile=t))
         except Exception as error:  # a tile that does not compile is a result, too
             print(f"{cell} {tile}: {type(error).__name__}: {str(error)[:120]}", file=sys.stderr)
 
@@ -234,10 +262,11 @@ def compile_tiles(cells: list[Cell]) -> None:
     DEVICE = "meta"
     with compiled_kernels(ARCH):
         for op, heads, tokens, variant in cells:
-            launch = FAMILIES[op].prepare(heads, tokens, variant)
-            launch()
+            arguments = FAMILIES[op].prepare(heads, tokens, variant)
+            FAMILIES[op].fused(**arguments)
+            FAMILIES[op].unfused(**arguments)
             for tile in FAMILIES[op].tiles(tokens, variant):
-                launch(tile=tile)
+                FAMILIES[op].fused(**arguments, tile=tile)
 
 
 def main() -> None:
@@ -248,7 +277,8 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    chosen = {cell: best for cell, best in anchors(options.anchors).items() if options.only in " ".join(map(str, cell))}
+    known = anchors(options.anchors) | dict.fromkeys(STEPS, (float("nan"), float("nan")))
+    chosen = {cell: best for cell, best in known.items() if options.only in " ".join(map(str, cell))}
     if options.compile:
         compile_tiles(list(chosen))
         return
@@ -257,12 +287,12 @@ def main() -> None:
     for cell, (anchor, floor) in chosen.items():
         times = dict(measure(cell))
         results[" ".join(map(str, cell))] = {"anchor": anchor, "floor": floor, **times}
-        ranked = sorted((us, tile) for tile, us in times.items() if tile not in ("table", "no-pdl"))
-        best = " ".join(f"{tile}={us:.2f}" for us, tile in ranked[:3])
+        ranked = sorted((us, tile) for tile, us in times.items() if tile not in ("table", "unfused"))
+        best = " ".join(f"{tile}={us:.2f}" for us, tile in ranked[:4])
         op, heads, tokens, variant = cell
         print(
-            f"{op[:22]:<22} {heads or variant:>8} T={tokens:<5} {times['table']:8.2f} nopdl {times['no-pdl']:8.2f} "
-            f"anchor {anchor:8.2f} x {anchor / times['table']:.2f} floor {floor:7.2f} | {best}",
+            f"{op[:14]:<14} {heads or variant:>16} T={tokens:<5} {times['table']:7.2f} unfused {times['unfused']:7.2f} "
+            f"anchor {anchor:7.2f} x {anchor / times['table']:.2f} floor {floor:6.2f} | {best}",
             flush=True,
         )
         torch.cuda.empty_cache()

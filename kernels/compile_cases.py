@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from dsv4_kernels import triton_unfused as unfused
 from dsv4_kernels.cache import PagedCache
 from dsv4_kernels.formats import FORMATS, state_row_floats
 from dsv4_kernels.triton.compress_norm_rope_insert import compress_norm_rope_insert
@@ -118,9 +119,6 @@ def _elementwise() -> dict[str, Case]:
             cases[f"compressor_state_save T={tokens} d={dim} m={ratio}"] = lambda t=tokens, d=dim, m=ratio: _state_save(
                 t, d, m
             )
-    cases[f"compress_norm_rope_insert T={2 * MANY + 1} m=128 main-fp8"] = lambda: _compress(
-        2 * MANY + 1, "main-fp8", 128
-    )
     cases["indexer_query_rope_quant half fp8"] = lambda: _index_query(SOME, "fp8", "half")
     for rank in (1024, 1536):
         cases[f"qkv_norm rq={rank}"] = lambda r=rank: _qkv_norm(SOME, r)
@@ -129,5 +127,56 @@ def _elementwise() -> dict[str, Case]:
     return {name: Case(launch) for name, launch in cases.items()}
 
 
-CASES: dict[str, Case] = _elementwise()
+def _unfused() -> dict[str, Case]:
+    def query() -> None:
+        unfused.query_norm_rope_insert(
+            q=_meta(SOME, 64, 512), kv=_meta(SOME, 512), positions=_long(SOME), cos_sin=_table(),
+            window_cache=_cache("main-fp8", 64), window_slots=_long(SOME), eps=1e-6,
+        )  # fmt: skip
+
+    def output() -> None:
+        unfused.inverse_rope_quant(
+            o=_meta(SOME, 64, 512), positions=_long(SOME), cos_sin=_table(), groups=8, precision="fp8"
+        )
+
+    def index_query(precision: str) -> None:
+        unfused.indexer_query_rope_quant(
+            index_q=_meta(SOME, 64, 128), head_weights=_meta(SOME, 64), positions=_long(SOME), cos_sin=_table(),
+            precision=precision, rope_style="interleaved",
+        )  # fmt: skip
+
+    def compressor(cache: str, ratio: int) -> None:
+        dim, block = FORMATS[cache].dim, 4 if ratio == 4 else 8
+        row = state_row_floats(dim, ratio)
+        state = _meta(4, block, row, dtype=torch.float32)
+        unfused.compressor_state_save(
+            kv_score=_meta(SOME, row, dtype=torch.float32), ape=_meta(ratio, row // 2, dtype=torch.float32),
+            positions=_long(SOME), state_cache=state, state_slots=_long(SOME),
+        )  # fmt: skip
+        unfused.compress_norm_rope_insert(
+            state_cache=state, state_block_table=_meta(2, 64, dtype=torch.int32),
+            token_to_request=_meta(SOME, dtype=torch.int32), positions=_long(SOME), compressed_slots=_long(SOME),
+            norm_weight=_meta(dim), cos_sin=_table(), cache=_cache(cache, 64 if ratio == 4 else 2), ratio=ratio,
+            eps=1e-6,
+        )  # fmt: skip
+
+    def slots() -> None:
+        unfused.index_map(
+            topk_indices=_meta(SOME, 512, dtype=torch.int32), token_to_request=_meta(SOME, dtype=torch.int32),
+            block_table=_meta(2, 64, dtype=torch.int32), entries=64,
+        )  # fmt: skip
+
+    return {
+        "unfused query_norm_rope_insert": Case(query),
+        "unfused inverse_rope_quant": Case(output),
+        "unfused indexer_query_rope_quant fp8": Case(lambda: index_query("fp8")),
+        "unfused indexer_query_rope_quant fp4": Case(lambda: index_query("fp4")),
+        "unfused compressor m=4 main-fp8": Case(lambda: compressor("main-fp8", 4)),
+        "unfused compressor m=128 main-fp8": Case(lambda: compressor("main-fp8", 128)),
+        "unfused compressor m=4 indexer-fp8": Case(lambda: compressor("indexer-fp8", 4)),
+        "unfused index_map": Case(slots),
+    }
+
+
+CASES: dict[str, Case] = {**_elementwise(), **_unfused()}
 """Every launch by name. A kernel family adds its own with ``CASES.update``."""

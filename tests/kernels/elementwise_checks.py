@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import torch
 from dsv4_kernels import reference
+from dsv4_kernels import triton_unfused as unfused
 from dsv4_kernels.cache import PagedCache
 from dsv4_kernels.formats import FORMATS, state_row_floats
 from dsv4_kernels.rope import cos_sin_table
@@ -295,8 +296,80 @@ for _cache in ("main-fp8", "main-bf16", "indexer-fp8", "indexer-fp4", "indexer-b
     check(entries_are_compressed, cache=_cache, ratio=4, tile=(1, 4))
 check(entries_are_compressed, cache="main-fp8", ratio=4, tile=(4, 4))
 check(entries_are_compressed, cache="main-fp8", ratio=128, tile=(1, 256, 1, 32, 4))
+check(entries_are_compressed, cache="main-fp8", ratio=128, tile=(1, 128, 1, 128, 4))
 check(entries_are_compressed, cache="main-fp8", ratio=128, tile=(4, 256, 2, 32, 4))
 check(entries_are_compressed, cache="main-bf16", ratio=128, tile=(8, 512, 1, 8, 4))
+
+
+# the same stages, a kernel per step -----------------------------------------------------------------------------------
+
+
+def decoded(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    return (values.float().unflatten(-1, (scales.shape[-1], -1)) * scales.unsqueeze(-1)).flatten(-2)
+
+
+def unfused_output_and_queries_are_near_the_reference() -> None:
+    """Their bf16 intermediates round once more, so values are compared, not bytes."""
+    positions = long([5, 4000, 0])
+    rope = dict(positions=positions, cos_sin=table())
+    o = dict(o=randn(3, 8, 512), groups=2, precision="fp8", **rope)
+    ours, right = (decoded(*f(**o)) for f in (unfused.inverse_rope_quant, reference.inverse_rope_quant))
+    assert (ours - right).norm() / right.norm() < 0.01
+    for precision in ("fp8", "fp4"):
+        q = dict(
+            index_q=randn(3, 64, 128), head_weights=randn(3, 64), precision=precision, rope_style="interleaved", **rope
+        )
+        values, scales, weights = unfused.indexer_query_rope_quant(**q)
+        right_values, right_scales, right_weights = reference.indexer_query_rope_quant(**q)
+        assert torch.equal(weights, right_weights)
+        assert (values.view(torch.uint8) != right_values.view(torch.uint8)).float().mean() < 0.01
+        assert (scales is None and right_scales is None) or torch.equal(scales, right_scales)
+    ours, right = Slab("main-fp8", 4), Slab("main-fp8", 4)
+    q = dict(q=randn(3, 4, 512), kv=randn(3, 512), window_slots=long([3, -1, 0]), eps=EPS, **rope)
+    out = unfused.query_norm_rope_insert(**q, window_cache=ours.cache)
+    expected = reference.query_norm_rope_insert(**q, window_cache=right.cache)
+    assert_caches(ours, right, exact=True)
+    torch.testing.assert_close(out.float(), expected.float(), rtol=2**-6, atol=2**-6)
+
+
+def unfused_compression_is_near_the_reference(cache: str, ratio: int) -> None:
+    dim, block = FORMATS[cache].dim, 4 if ratio == 4 else 8
+    row, tokens = state_row_floats(dim, ratio), 3
+    ours, right = (torch.zeros(2 * ratio // block, block, row, device=DEVICE) for _ in range(2))
+    saved = dict(
+        kv_score=randn(2 * ratio, row, dtype=torch.float32), ape=randn(ratio, row // 2, dtype=torch.float32),
+        positions=torch.arange(2 * ratio, device=DEVICE), state_slots=torch.arange(2 * ratio, device=DEVICE),
+    )  # fmt: skip
+    unfused.compressor_state_save(**saved, state_cache=ours)
+    reference.compressor_state_save(**saved, state_cache=right)
+    assert torch.equal(ours, right)
+    arguments = dict(
+        state_cache=ours, state_block_table=torch.arange(2 * ratio // block, device=DEVICE).int()[None],
+        token_to_request=long([0] * tokens, torch.int32), positions=long([ratio - 1, ratio, 2 * ratio - 1]),
+        compressed_slots=long([1, -1, 2]), norm_weight=randn(dim), cos_sin=table(), ratio=ratio, eps=EPS,
+    )  # fmt: skip
+    slab, right_slab = Slab(cache, 2), Slab(cache, 2)
+    unfused.compress_norm_rope_insert(**arguments, cache=slab.cache)
+    reference.compress_norm_rope_insert(**arguments, cache=right_slab.cache)
+    assert_caches(slab, right_slab, exact=False)
+
+
+def unfused_norms_and_slots_agree() -> None:
+    norm = dict(qkv_latent=randn(3, 1024 + 512), q_norm_weight=randn(1024), kv_norm_weight=randn(512), eps=EPS)
+    for ours, right in zip(unfused.qkv_norm(**norm), reference.qkv_norm(**norm), strict=True):
+        assert_bf16(ours, right, exact=False)
+    slots = dict(
+        topk_indices=long([[5, 1, -1], [-1, -1, -1]], torch.int32), token_to_request=long([0, 0], torch.int32),
+        block_table=long([[3, 9]], torch.int32), entries=4,
+    )  # fmt: skip
+    for ours, right in zip(unfused.index_map(**slots), reference.index_map(**slots), strict=True):
+        assert torch.equal(ours, right)
+
+
+check(unfused_output_and_queries_are_near_the_reference)
+for _cache, _ratio in (("main-fp8", 4), ("indexer-fp8", 4), ("indexer-fp4", 4), ("main-fp8", 128)):
+    check(unfused_compression_is_near_the_reference, cache=_cache, ratio=_ratio)
+check(unfused_norms_and_slots_agree)
 
 
 # every launcher ------------------------------------------------------------------------------------------------------

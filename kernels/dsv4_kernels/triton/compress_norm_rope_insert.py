@@ -53,11 +53,11 @@ OVERLAP_TILES = {512: ((2048, OverlapTile(1, 4)), (1 << 62, OverlapTile(4, 4))),
 """Entry width → largest T → tile."""
 SPLIT_TILES = (
     (4, SplitTile(1, 64, 4, 32, 4)),
-    (256, SplitTile(1, 64, 1, 32, 4)),
-    (CAPACITY, SplitTile(8, 64, 1, 32, 4)),
-    (1 << 62, SplitTile(8, 512, 1, 4, 4)),
+    (8, SplitTile(1, 64, 2, 64, 4)),
+    (256, SplitTile(1, 32, 1, 128, 4)),
+    (1 << 62, SplitTile(4, 32, 1, 128, 4)),
 )
-"""Largest T → tile. Beyond the tickets' capacity nothing is split."""
+"""Largest T → tile."""
 
 
 @triton.jit
@@ -105,6 +105,29 @@ def _finish_entry(
         store_indexer_entries(even, odd, slot + tl.arange(0, 1), pages, page_stride, ENTRIES, PRECISION)
 
 
+@triton.jit
+def mix_overlap(
+    state, pages_of, anchor, state_page_stride, state_token_stride, D: tl.constexpr, PAGE_TOKENS: tl.constexpr
+):  # fmt: skip
+    """Softmax-weighted sum, fp32 [D], of the previous window's first halves and the current window's second halves."""
+    offset = tl.arange(0, 4)[:, None] * state_token_stride + tl.arange(0, D)[None, :]
+    previous = tl.maximum(anchor - 4, 0)
+    exists = anchor >= 4
+    page_a = tl.maximum(tl.load(pages_of + previous // PAGE_TOKENS), 0).to(tl.int64)
+    page_b = tl.maximum(tl.load(pages_of + anchor // PAGE_TOKENS), 0).to(tl.int64)
+    a = state + page_a * state_page_stride + previous % PAGE_TOKENS * state_token_stride + offset
+    b = state + page_b * state_page_stride + anchor % PAGE_TOKENS * state_token_stride + offset
+    score_a = tl.load(a + 2 * D, mask=exists, other=float("-inf"))
+    score_b = tl.load(b + 3 * D)
+    kv_a = tl.load(a, mask=exists, other=0.0)
+    kv_b = tl.load(b + D)
+    top = tl.maximum(tl.max(score_a, axis=0), tl.max(score_b, axis=0))[None, :]
+    weight_a = tl.exp2((score_a - top) * _LOG2E)
+    weight_b = tl.exp2((score_b - top) * _LOG2E)
+    total = tl.sum(weight_a, axis=0) + tl.sum(weight_b, axis=0)
+    return (tl.sum(weight_a * kv_a, axis=0) + tl.sum(weight_b * kv_b, axis=0)) / total
+
+
 @triton.jit(do_not_specialize=["tokens"])
 def _compress_overlap(
     state, block_table, requests, positions, slots, weight, cos_sin, pages, tokens, eps,
@@ -115,33 +138,29 @@ def _compress_overlap(
     begin(PDL)
     first = tl.program_id(0) * TOKENS
     slot, position, request = _load_tokens(slots, positions, requests, first, tokens, TOKENS)
-    offset = tl.arange(0, 4)[:, None] * state_token_stride + tl.arange(0, D)[None, :]
     i = _next_completing(slot, -1, TOKENS)
     while i < TOKENS:
         anchor = _pick(position, i, TOKENS) // 4 * 4
         pages_of = block_table + _pick(request, i, TOKENS).to(tl.int64) * block_stride
-        previous = tl.maximum(anchor - 4, 0)
-        exists = anchor >= 4
-        page_a = tl.maximum(tl.load(pages_of + previous // PAGE_TOKENS), 0).to(tl.int64)
-        page_b = tl.maximum(tl.load(pages_of + anchor // PAGE_TOKENS), 0).to(tl.int64)
         w, cos, sin = _load_finish(weight, cos_sin, anchor, table_stride, D)
-        a = state + page_a * state_page_stride + previous % PAGE_TOKENS * state_token_stride + offset
-        b = state + page_b * state_page_stride + anchor % PAGE_TOKENS * state_token_stride + offset
-        score_a = tl.load(a + 2 * D, mask=exists, other=float("-inf"))
-        score_b = tl.load(b + 3 * D)
-        kv_a = tl.load(a, mask=exists, other=0.0)
-        kv_b = tl.load(b + D)
-        top = tl.maximum(tl.max(score_a, axis=0), tl.max(score_b, axis=0))[None, :]
-        weight_a = tl.exp2((score_a - top) * _LOG2E)
-        weight_b = tl.exp2((score_b - top) * _LOG2E)
-        total = tl.sum(weight_a, axis=0) + tl.sum(weight_b, axis=0)
-        c = (tl.sum(weight_a * kv_a, axis=0) + tl.sum(weight_b * kv_b, axis=0)) / total
+        c = mix_overlap(state, pages_of, anchor, state_page_stride, state_token_stride, D, PAGE_TOKENS)
         _finish_entry(c, _pick(slot, i, TOKENS), w, cos, sin, pages, page_stride, eps, D, ENTRIES, PRECISION)
         i = _next_completing(slot, i, TOKENS)
 
 
 @triton.jit
-def _mix_rows(
+def _load_rows(
+    state, pages_of, position, column, state_page_stride, state_token_stride, D: tl.constexpr, PAGE_TOKENS: tl.constexpr
+):  # fmt: skip
+    """Scores and values of the state rows at ``position`` [ROWS], columns ``column``: fp32 [ROWS, COLUMNS] each."""
+    page = tl.maximum(tl.load(pages_of + position // PAGE_TOKENS), 0).to(tl.int64)
+    row = state + page * state_page_stride + position % PAGE_TOKENS * state_token_stride
+    score = tl.load(row[:, None] + (D + column)[None, :])
+    return score, tl.load(row[:, None] + column[None, :])
+
+
+@triton.jit
+def mix_rows(
     state, pages_of, anchor, first_row, column, state_page_stride, state_token_stride,
     D: tl.constexpr, PAGE_TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
@@ -150,15 +169,13 @@ def _mix_rows(
     Every element of the [ROWS, COLUMNS] tile runs an online softmax of its own over every ROWS-th row, with one
     exponential a row, and the ROWS of them are merged at the end.
     """
-    top = tl.full([ROWS, COLUMNS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    mixed = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for start in tl.static_range(0, COUNT, ROWS):
-        position = anchor + first_row + start + tl.arange(0, ROWS)
-        page = tl.maximum(tl.load(pages_of + position // PAGE_TOKENS), 0).to(tl.int64)
-        row = state + page * state_page_stride + position % PAGE_TOKENS * state_token_stride
-        score = tl.load(row[:, None] + (D + column)[None, :])
-        kv = tl.load(row[:, None] + column[None, :])
+    position = anchor + first_row + tl.arange(0, ROWS)
+    top, mixed = _load_rows(state, pages_of, position, column, state_page_stride, state_token_stride, D, PAGE_TOKENS)
+    total = tl.full([ROWS, COLUMNS], 1.0, tl.float32)
+    for start in tl.static_range(ROWS, COUNT, ROWS):
+        score, kv = _load_rows(
+            state, pages_of, position + start, column, state_page_stride, state_token_stride, D, PAGE_TOKENS
+        )  # fmt: skip
         gap = score - top
         shrink = tl.exp2(-tl.abs(gap) * _LOG2E)
         higher = gap > 0
@@ -208,7 +225,7 @@ def _compress_split(
         anchor = _pick(position, i, TOKENS) // RATIO * RATIO
         target = _pick(slot, i, TOKENS)
         pages_of = block_table + _pick(request, i, TOKENS).to(tl.int64) * block_stride
-        top, total, mixed = _mix_rows(
+        top, total, mixed = mix_rows(
             state, pages_of, anchor, split * COUNT, column, state_page_stride, state_token_stride,
             D, PAGE_TOKENS, ROWS, COLUMNS, COUNT,
         )  # fmt: skip
@@ -266,28 +283,41 @@ def compress_norm_rope_insert(
     tokens, dim = compressed_slots.shape[0], norm_weight.shape[0]
     if tokens == 0:
         return
-    addresses = (
-        state_block_table.stride(0), state_cache.stride(0), state_cache.stride(1), cos_sin.stride(0)
-    )  # fmt: skip
-    common = (state_cache, state_block_table, token_to_request, positions, compressed_slots, norm_weight, cos_sin)
-    layout = {**page_arguments(cache), **launch_options(), "D": dim, "PAGE_TOKENS": state_cache.shape[1]}
-    pages, page_stride = layout.pop("pages"), layout.pop("page_stride")
+    arguments = {
+        "state": state_cache, "block_table": state_block_table, "weight": norm_weight, "cos_sin": cos_sin, "eps": eps,
+        "block_stride": state_block_table.stride(0), "state_page_stride": state_cache.stride(0),
+        "state_token_stride": state_cache.stride(1), "table_stride": cos_sin.stride(0),
+        "D": dim, "PAGE_TOKENS": state_cache.shape[1], **page_arguments(cache),
+    }  # fmt: skip
+    per_token = {"requests": token_to_request, "positions": positions, "slots": compressed_slots}
     if ratio == 4:
         chosen = tile or next(tile for most, tile in OVERLAP_TILES[dim] if tokens <= most)
-        _compress_overlap[(triton.cdiv(tokens, chosen.tokens),)](
-            *common, pages, tokens, eps, *addresses, page_stride,
-            TOKENS=chosen.tokens, num_warps=chosen.warps, **layout,
+        programs = triton.cdiv(tokens, chosen.tokens)
+        _compress_overlap[(programs,)](
+            **arguments, **per_token, tokens=tokens, TOKENS=chosen.tokens, num_warps=chosen.warps,
+            **launch_options(programs),
         )  # fmt: skip
         return
     chosen = tile or next(tile for most, tile in SPLIT_TILES if tokens <= most)
-    parts = dim // chosen.columns * chosen.splits
-    scratch_rows = 1 if chosen.splits == 1 else 3 * chosen.splits
-    scratch = state_cache.new_empty((tokens, scratch_rows, dim)) if parts > 1 else None
-    counters = tickets(state_cache.device) if parts > 1 else None
-    _compress_split[(triton.cdiv(tokens, chosen.tokens) * parts,)](
-        *common, pages, scratch, counters, tokens, eps, *addresses, page_stride,
-        RATIO=ratio, TOKENS=chosen.tokens, COLUMNS=chosen.columns, SPLITS=chosen.splits, ROWS=chosen.rows,
-        num_warps=chosen.warps, **layout,
+    for start in range(0, tokens, CAPACITY):
+        part = {name: values[start : start + CAPACITY] for name, values in per_token.items()}
+        _launch_split(arguments, part, chosen, ratio)
+
+
+def _launch_split(
+    arguments: dict[str, object], per_token: dict[str, torch.Tensor], tile: SplitTile, ratio: int
+) -> None:
+    slots, dim = per_token["slots"], arguments["D"]
+    tokens, parts = slots.shape[0], dim // tile.columns * tile.splits
+    scratch, counters = None, None
+    if parts > 1:
+        rows = 1 if tile.splits == 1 else 3 * tile.splits
+        scratch = torch.empty((tokens, rows, dim), dtype=torch.float32, device=slots.device)
+        counters = tickets(slots.device)
+    programs = triton.cdiv(tokens, tile.tokens) * parts
+    _compress_split[(programs,)](
+        **arguments, **per_token, scratch=scratch, counters=counters, tokens=tokens, RATIO=ratio, TOKENS=tile.tokens,
+        COLUMNS=tile.columns, SPLITS=tile.splits, ROWS=tile.rows, num_warps=tile.warps, **launch_options(programs),
     )  # fmt: skip
 
 

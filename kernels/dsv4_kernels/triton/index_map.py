@@ -43,6 +43,6 @@ def index_map(
     if tokens:
         _index_map[(tokens,)](
             topk_indices, token_to_request, block_table, slots, lens, topk_indices.stride(0), block_table.stride(0),
-            K=k, BLOCK=triton.next_power_of_2(k), ENTRIES=entries, **launch_options(),
+            K=k, BLOCK=triton.next_power_of_2(k), ENTRIES=entries, **launch_options(tokens),
         )  # fmt: skip
     return slots, lens

@@ -27,8 +27,8 @@ class Tile:
     warps: int
 
 
-TILES = ((1024, Tile(4, 1)), (1 << 62, Tile(16, 1)))
-"""Largest row count (T · 64) → tile."""
+TILES = ((1024, Tile(4, 1)), (4096, Tile(8, 1)), (1 << 62, Tile(16, 2)))
+"""Largest row count (T · 64) → tile. NVIDIA H200, 2026-11-29."""
 
 
 @triton.jit
@@ -124,10 +124,11 @@ def indexer_query_rope_quant(
     if rows:
         tile = tile or next(tile for most, tile in TILES if rows <= most)
         queries = as_words(index_q)
-        _indexer_query_rope_quant[(triton.cdiv(rows, tile.rows),)](
+        programs = triton.cdiv(rows, tile.rows)
+        _indexer_query_rope_quant[(programs,)](
             queries, head_weights, positions, cos_sin, values.view(_STORED_AS[precision]), words, weights, rows,
             dim**-0.5 * heads**-0.5, queries.stride(0), queries.stride(1), head_weights.stride(0), cos_sin.stride(0),
             HEADS=heads, ROWS=tile.rows, PRECISION=precision, HALF_SPLIT=rope_style == "half", num_warps=tile.warps,
-            enable_fp_fusion=False, **launch_options(),
+            enable_fp_fusion=False, **launch_options(programs),
         )  # fmt: skip
     return values, None if words is None else words.view(torch.uint8).unflatten(-1, (heads, 4)), weights

@@ -54,6 +54,6 @@ def qkv_norm(
         _qkv_norm[(2 * tokens,)](
             qkv_latent, q_norm_weight, kv_norm_weight, q_latent, kv, eps, qkv_latent.stride(0),
             RANK=rank, KV=width, RANK_BLOCK=triton.next_power_of_2(rank), KV_BLOCK=triton.next_power_of_2(width),
-            **launch_options(),
+            **launch_options(2 * tokens),
         )  # fmt: skip
     return q_latent, kv

@@ -26,8 +26,8 @@ class Tile:
     warps: int
 
 
-TILES = ((512, Tile(1, 1)), (8192, Tile(2, 1)), (1 << 62, Tile(4, 1)))
-"""Largest row count (T·H) → tile."""
+TILES = ((1024, Tile(2, 1)), (1 << 62, Tile(4, 1)))
+"""Largest row count (T·H) → tile. NVIDIA H200, 2026-11-29."""
 
 
 @triton.jit
@@ -116,9 +116,10 @@ def query_norm_rope_insert(
     rows = tokens * heads
     tile = tile or next(tile for most, tile in TILES if rows <= most)
     q, kv = as_words(q), as_words(kv)
-    _query_norm_rope_insert[(tokens + triton.cdiv(rows, tile.rows),)](
+    programs = tokens + triton.cdiv(rows, tile.rows)
+    _query_norm_rope_insert[(programs,)](
         q, as_words(out), kv, positions, window_slots, cos_sin, tokens=tokens, eps=eps,
         q_token_stride=q.stride(0), q_head_stride=q.stride(1), kv_stride=kv.stride(0), table_stride=cos_sin.stride(0),
-        HEADS=heads, ROWS=tile.rows, num_warps=tile.warps, **page_arguments(window_cache), **launch_options(),
+        HEADS=heads, ROWS=tile.rows, num_warps=tile.warps, **page_arguments(window_cache), **launch_options(programs),
     )  # fmt: skip
     return out
