@@ -39,7 +39,7 @@ class Reason(StrEnum):
 MEANING = {
     Reason.ABOVE_TOLERANCE: "the change exceeds the tolerance and the floor, and the interval excludes zero",
     Reason.CONFIRMED: "measured again in a fresh process, with the same sign and more than half the tolerance",
-    Reason.UNCONFIRMED: "not measured again, because the device is not here",
+    Reason.UNCONFIRMED: "not measured again in a fresh process",
     Reason.NOT_CONFIRMED: "measured again in a fresh process, the change was not there",
     Reason.WITHIN_TOLERANCE: "the upper bound of the interval is below the tolerance",
     Reason.SMALL: "the change itself is no larger than the tolerance",

@@ -84,7 +84,7 @@ class Contest:
         """The cases of both sides that belong together.
 
         Raises:
-            MeasurementError: none.
+            MeasurementError: no case belongs to another.
         """
         a, b = self.parties
         others = {case.pair_id: case for case in b.cases}
@@ -125,10 +125,10 @@ def measure_sides(
             for side, event in turns.run(pairs, (books[0].settings, books[1].settings)):
                 books[side].note(event)
                 listen(event)
+        for book in books:
+            book.directory.write_manifest(book.manifest.model_copy(update={"finished": now()}))
     finally:
         turns.close()
-    for book in books:
-        book.directory.write_manifest(book.manifest.model_copy(update={"finished": now()}))
     return read_run(path / SIDES[0]), read_run(path / SIDES[1])
 
 

@@ -55,7 +55,7 @@ def gate(
     confirmation: Annotated[
         Path | None, typer.Option(help="A second run, by a fresh process; default: measured now if the device is here.")
     ] = None,
-    no_confirm: Annotated[bool, typer.Option("--no-confirm", help="Don't measure changes again.")] = False,
+    confirm: Annotated[bool, typer.Option(help="Measure changes again in a fresh process.")] = True,
 ) -> None:
     """Give every case of a run a verdict against its base; works from files alone.
 
@@ -66,7 +66,7 @@ def gate(
     new, base = _selected(new, only or []), [_selected(side, only or []) for side in base]
     findings = examine(base, new)
     noise, note = noise_of(selftest, baseline or ROOT, new)
-    again = None if no_confirm else _again(run, confirmation, base, new, findings)
+    again = _again(run, confirmation, base, new, findings) if confirm else None
     limits = PRESETS[preset.value]
     settled = settle(findings.evidence, lambda subject, item: limits_at(limits, noise, subject, item), again=again)
     verdicts = [*findings.verdicts, *(with_remarks(verdict, findings.remarks) for verdict in settled)]

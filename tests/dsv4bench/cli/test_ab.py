@@ -5,10 +5,14 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+
+from dsv4bench.results.baseline import store
+from dsv4bench.results.run_directory import read_run
 
 ROOT = Path(__file__).parents[3]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
@@ -157,6 +161,25 @@ def test_a_neutral_commit_passes_the_action_and_its_run_can_be_stored_but_not_he
     gate = repository.dsv4bench("gate", tmp_path / "wider", "--baseline", baselines)
     assert gate.returncode == 4, gate.stdout + gate.stderr
     assert "shape_changed: shape: " in gate.stdout
+
+
+@pytest.mark.slow
+def test_a_change_against_stored_runs_is_measured_again_if_the_device_is_here(repository, tmp_path):
+    measured = repository.dsv4bench("run", "bench/gate.yaml", "--device", "cpu", "--out", tmp_path / "run")
+    assert measured.returncode == 0, measured.stderr
+    run = read_run(tmp_path / "run")
+    for day in range(1, 9):  # a past in which the kernel took half the time
+        changes = {"run_id": f"run{day}", "started": f"2026-01-{day:02d}T00:00:00+00:00"}
+        [row] = run.rows
+        layer = row.layer.model_copy(update={"median": row.layer.median / 2 * (1 + day / 1000)})
+        past = replace(
+            run,
+            manifest=run.manifest.model_copy(update=changes),
+            rows=(row.model_copy(update={"layer": layer}),),
+        )
+        store(past, tmp_path / "baselines")
+    gate = repository.dsv4bench("gate", tmp_path / "run", "--baseline", tmp_path / "baselines")
+    assert (gate.returncode, "above_tolerance, confirmed" in gate.stdout) == (1, True), gate.stdout + gate.stderr
 
 
 @pytest.mark.slow

@@ -244,6 +244,15 @@ def test_a_case_that_is_faster_twice_asks_for_a_new_baseline(tmp_path):
         assert ("faster twice" in done.stderr) == (name == "second")
 
 
+def test_bytes_are_gated_without_any_time_and_one_more_is_a_regression(tmp_path):
+    def memory(engine: int):
+        return run([row("case", case={"scenario_kind": "memory"}, engine_bytes=engine)])
+
+    assert gate(sides(tmp_path / "same", memory(5000), memory(5000)), "--strict", cwd=tmp_path).returncode == 0
+    done = gate(sides(tmp_path / "more", memory(5000), memory(5001)), cwd=tmp_path)
+    assert (done.returncode, "memory_grew: 5,000 → 5,001 bytes" in done.stdout) == (1, True)
+
+
 def test_the_presets_differ_in_what_they_let_pass(tmp_path):
     ab = ab_of(tmp_path, 1e-4, 1.02e-4)
     codes = {name: gate(ab, "--preset", name, cwd=tmp_path).returncode for name in ("strict", "default", "permissive")}

@@ -128,4 +128,4 @@ def test_a_decision_is_explained_with_its_numbers():
     text = decisions(report().verdicts)
     assert "100.0 µs → 105.0 µs: +5.0 %" in text
     assert "tolerance 3 %, floor 500.0 ns" in text
-    assert "unconfirmed: not measured again, because the device is not here" in text
+    assert "unconfirmed: not measured again in a fresh process" in text
