@@ -1,38 +1,44 @@
-"""Sparse attention over fp8 entries on Hopper: wgmma with the dequantisation hidden behind it.
+"""Sparse attention over fp8 entries on Hopper: two consumer warpgroups take turns, a third dequantises for them.
 
-One program attends one token with 64 heads over a range of 64-entry tiles. Two warpgroups share every step: each
-holds half of the output columns (64 x 256) and half of a tile's scores (64 x 32). While the tensor cores compute
-the scores of tile t the threads dequantise the first half of the columns of tile t + 1, while they accumulate tile t
-the second half. Bytes are fetched into registers a whole tile ahead, slot numbers two.
+One program attends one token with 64 heads over a range of 64-entry tiles. Both consumers accumulate every tile, each
+half of the output columns, which is all that registers hold (64 x 256 in fp32). Scores are made by one of them, in
+turns, so that one's softmax hides behind the other's matrix products; weights and running maxima change hands through
+shared memory. The producer fetches records into registers, dequantises and publishes tiles through a ring of two.
 
 Dequantisation works on 32-bit words of four e4m3 bytes. A byte's 7 magnitude bits placed at bit 4 of a bf16 are its
 value times 2^-120, so one packed multiplication by 2^(120 + e) is exact. 2^(60 + e) is used instead, and the missing
 2^60 goes into the softmax scale and the output: that keeps every scale up to 2^67 within bf16.
 """
 
-import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
+    mbarrier,
     warpgroup_mma,
-    warpgroup_mma_init,
     warpgroup_mma_wait,
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 HEADS = tl.constexpr(64)
 TILE = tl.constexpr(64)
+MAX_REGISTERS = 168
+"""Registers per thread at launch, for three warpgroups."""
+CONSUMER_REGISTERS = tl.constexpr(200)
+_HALF = tl.constexpr(256)
 _RECORD = tl.constexpr(576)
-_RECORD_WORDS = tl.constexpr(144)
 _SCALE_SHIFT = tl.constexpr(60)
 _LARGEST_SCALE = tl.constexpr(194)
 _DESCALE = tl.constexpr(2.0**60)
-_RESCALE_ROPE = tl.constexpr(2.0**-60)
 _LOG2E = tl.constexpr(1.4426950408889634)
 _LN2 = tl.constexpr(0.6931471805599453)
+
+_S_MMA = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
+_O_MMA = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16]))
+_S_ROWS = gl.constexpr(gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])))
+_O_ROWS = gl.constexpr(gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])))
 
 _DEQUANTISE = tl.constexpr("""
 {
@@ -50,6 +56,8 @@ mul.rn.bf16x2 $1, high, $3;
 }
 """)
 """Four e4m3 bytes to two words of two bf16 each, times a power of two given twice as bf16."""
+_RESCALE_ROPE = tl.constexpr("{ .reg .b32 factor; mov.b32 factor, 0x21802180; mul.rn.bf16x2 $0, $1, factor; }")
+"""Two bf16 times 2^-60."""
 
 
 @gluon.jit
@@ -62,72 +70,291 @@ def _slots(tile, rows, window_tiles, window_indices, window_len, compressed_indi
 
 
 @gluon.jit
-def _records(slots, windowed, window_pages, window_stride, compressed_pages, compressed_stride,
-             W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr):  # fmt: skip
-    """Pages (word pointers) of slots and each entry's number within its page."""
+def _place(slots, windowed, window_stride, compressed_stride, W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr):
+    """Byte offset of each slot's page and its entry number within the page."""
     safe = gl.maximum(slots, 0)
     page = gl.where(windowed, safe // W_ENTRIES, safe // C_ENTRIES).to(gl.int64)
     entry = gl.where(windowed, safe % W_ENTRIES, safe % C_ENTRIES)
+    return page * gl.where(windowed, window_stride, compressed_stride), entry
+
+
+@gluon.jit
+def _describe(tile, slots, byte_slots, lists, caches, records, factors, FACTORS: gl.constexpr,
+              W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr):  # fmt: skip
+    """Write a tile's record offsets (in 16 bytes; -1 = none) and dequantisation factors [64, 8] to shared memory.
+
+    ``slots`` and ``byte_slots`` are the same numbers in the layouts of the two.
+    """
+    window_pages, window_stride, compressed_pages, compressed_stride = caches
+    window_tiles, window_indices, window_len, compressed_indices, compressed_len = lists
+    windowed = tile < window_tiles
+    page, entry = _place(slots, windowed, window_stride, compressed_stride, W_ENTRIES, C_ENTRIES)
+    offset = ((page + entry * _RECORD) // 16).to(gl.int32)
+    records.store(gl.where(slots >= 0, offset, -1))
+    page, entry = _place(byte_slots, windowed, window_stride, compressed_stride, W_ENTRIES, C_ENTRIES)
+    scales = page + gl.where(windowed, W_ENTRIES, C_ENTRIES) * _RECORD + entry * 8
     base = gl.where(windowed, window_pages, compressed_pages)
-    return base + page * gl.where(windowed, window_stride, compressed_stride), entry
+    block = gl.arange(0, 8, layout=gl.SliceLayout(0, FACTORS))
+    pointers = base + gl.expand_dims(scales, 1) + gl.expand_dims(block, 0)
+    exponents = gl.load(pointers, mask=gl.expand_dims(byte_slots >= 0, 1), other=127).to(gl.int32)
+    factors.store((gl.minimum(exponents, _LARGEST_SCALE) + _SCALE_SHIFT) * 0x00800080)
 
 
 @gluon.jit
-def _load_blocks(slots, windowed, caches, FIRST: gl.constexpr, BLOCKS: gl.constexpr, LAYOUT: gl.constexpr,
-                 W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr):  # fmt: skip
-    """Words [64, BLOCKS, 16] of 64-byte blocks FIRST.. of a tile's records, and their scale bytes [64, BLOCKS]."""
-    window_pages, window_stride, compressed_pages, compressed_stride = caches
-    page, entry = _records(
-        slots, windowed, window_pages, window_stride, compressed_pages, compressed_stride, W_ENTRIES, C_ENTRIES
-    )
-    per_block: gl.constexpr = gl.SliceLayout(2, LAYOUT)
-    block = FIRST + gl.arange(0, BLOCKS, layout=gl.SliceLayout(0, per_block))
+def _load_blocks(base, records, FIRST: gl.constexpr, BLOCKS: gl.constexpr, LAYOUT: gl.constexpr):
+    """Words [64, BLOCKS, 16] of 64-byte blocks FIRST.. of a tile's records."""
+    offset = records.load(gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
+    block = FIRST + gl.arange(0, BLOCKS, layout=gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
     word = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))
-    record = (page + entry * _RECORD).to(gl.pointer_type(gl.int32))
-    found = slots >= 0
-    offsets = gl.expand_dims(gl.expand_dims(block * 16, 0), 2) + gl.expand_dims(gl.expand_dims(word, 0), 1)
-    pointers = gl.expand_dims(gl.expand_dims(record, 1), 2) + offsets
-    words = gl.load(pointers, mask=gl.expand_dims(gl.expand_dims(found, 1), 2), other=0)
-    entries = gl.where(windowed, W_ENTRIES, C_ENTRIES)
-    scale = page + entries * _RECORD + entry * 8
-    scales = gl.load(gl.expand_dims(scale, 1) + gl.expand_dims(block, 0), mask=gl.expand_dims(found, 1), other=127)
-    return words, scales
+    record = (base + offset.to(gl.int64) * 16).to(gl.pointer_type(gl.int32))
+    within = gl.expand_dims(gl.expand_dims(block * 16, 0), 2) + gl.expand_dims(gl.expand_dims(word, 0), 1)
+    pointers = gl.expand_dims(gl.expand_dims(record, 1), 2) + within
+    return gl.load(pointers, mask=gl.expand_dims(gl.expand_dims(offset >= 0, 1), 2), other=0)
 
 
 @gluon.jit
-def _load_rope(slots, windowed, caches, LAYOUT: gl.constexpr, W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr):
+def _load_rope(base, records, LAYOUT: gl.constexpr):
     """Words [64, 32] of a tile's 64 bf16 rope values."""
-    window_pages, window_stride, compressed_pages, compressed_stride = caches
-    page, entry = _records(
-        slots, windowed, window_pages, window_stride, compressed_pages, compressed_stride, W_ENTRIES, C_ENTRIES
-    )
-    record = (page + entry * _RECORD).to(gl.pointer_type(gl.int32)) + 112
-    word = gl.arange(0, 32, layout=gl.SliceLayout(0, LAYOUT))
-    mask = gl.expand_dims(slots >= 0, 1)
-    return gl.load(gl.expand_dims(record, 1) + gl.expand_dims(word, 0), mask=mask, other=0)
+    offset = records.load(gl.SliceLayout(1, LAYOUT))
+    word = 112 + gl.arange(0, 32, layout=gl.SliceLayout(0, LAYOUT))
+    record = (base + offset.to(gl.int64) * 16).to(gl.pointer_type(gl.int32))
+    pointers = gl.expand_dims(record, 1) + gl.expand_dims(word, 0)
+    return gl.load(pointers, mask=gl.expand_dims(offset >= 0, 1), other=0)
 
 
 @gluon.jit
-def _store_blocks(words, scales, target, BLOCKS: gl.constexpr):
+def _store_blocks(words, factors, target, FIRST: gl.constexpr, BLOCKS: gl.constexpr, LAYOUT: gl.constexpr):
     """Dequantise words [64, BLOCKS, 16] and store them as bf16 pairs [64, BLOCKS * 32]."""
-    factor = gl.minimum(scales.to(gl.int32), _LARGEST_SCALE) + _SCALE_SHIFT
-    factors, words = gl.broadcast(gl.expand_dims(factor * 0x00800080, 2), words)
+    mine = factors.slice(FIRST, BLOCKS, dim=1).load(gl.SliceLayout(2, LAYOUT))
+    mine, words = gl.broadcast(gl.expand_dims(mine, 2), words)
     low, high = gl.inline_asm_elementwise(
-        _DEQUANTISE, "=r,=r,r,r", [words, factors], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
+        _DEQUANTISE, "=r,=r,r,r", [words, mine], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
     )
     target.store(gl.reshape(gl.join(low, high), [TILE, BLOCKS * 32]))
 
 
 @gluon.jit
-def _store_rope(words, target):
-    """Store rope words [64, 32], scaled like the rest."""
-    scaled = gl.inline_asm_elementwise(
-        "{ .reg .b32 f; mov.b32 f, 0x21802180; mul.rn.bf16x2 $0, $1, f; }", "=r,r", [words], dtype=gl.int32, is_pure=True, pack=1
+def _produce(start, end, lists, caches, words, records, factors, queried, full, empty,
+             W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr):  # fmt: skip
+    """Fetch, dequantise and publish tiles start..end - 1."""
+    FOUR: gl.constexpr = gl.BlockedLayout([1, 1, 4], [8, 1, 4], [1, 4, 1], [2, 1, 0])
+    TWO: gl.constexpr = gl.BlockedLayout([1, 1, 4], [8, 1, 4], [2, 2, 1], [2, 1, 0])
+    ONE: gl.constexpr = gl.BlockedLayout([1, 1, 4], [8, 1, 4], [4, 1, 1], [2, 1, 0])
+    ROPE: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
+    EACH: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    FACTORS: gl.constexpr = gl.BlockedLayout([1, 8], [32, 1], [4, 1], [1, 0])
+    row = gl.arange(0, TILE, layout=EACH)
+    byte_row = gl.arange(0, TILE, layout=gl.SliceLayout(1, FACTORS))
+    window_pages, window_stride, compressed_pages, compressed_stride = caches
+    window_tiles, window_indices, window_len, compressed_indices, compressed_len = lists
+    slots = _slots(start, row, *lists)
+    byte_slots = _slots(start, byte_row, *lists)
+    _describe(
+        start, slots, byte_slots, lists, caches, records.index(0), factors.index(0), FACTORS, W_ENTRIES, C_ENTRIES
     )
-    target.store(scaled)
+    slots = _slots(start + 1, row, *lists)
+    byte_slots = _slots(start + 1, byte_row, *lists)
+    async_copy.wait_group(0)
+    fence_async_shared()
+    mbarrier.arrive(queried, count=1)
+    for tile in range(start, end):
+        stage = (tile - start) % 2
+        base = gl.where(tile < window_tiles, window_pages, compressed_pages)
+        described = records.index(stage)
+        scaled = factors.index(stage)
+        four = _load_blocks(base, described, 0, 4, FOUR)
+        two = _load_blocks(base, described, 4, 2, TWO)
+        one = _load_blocks(base, described, 6, 1, ONE)
+        rope = _load_rope(base, described, ROPE)
+        # the tile after: its scales travel while this one is dequantised
+        _describe(
+            tile + 1, slots, byte_slots, lists, caches, records.index(1 - stage), factors.index(1 - stage), FACTORS,
+            W_ENTRIES, C_ENTRIES,
+        )  # fmt: skip
+        slots = _slots(tile + 2, row, *lists)
+        byte_slots = _slots(tile + 2, byte_row, *lists)
+        target = words.index(stage)
+        mbarrier.wait(empty.index(stage), ((tile - start) // 2 & 1) ^ 1)
+        _store_blocks(four, scaled, target.slice(0, 128, dim=1), 0, 4, FOUR)
+        _store_blocks(two, scaled, target.slice(128, 64, dim=1), 4, 2, TWO)
+        _store_blocks(one, scaled, target.slice(192, 32, dim=1), 6, 1, ONE)
+        rope = gl.inline_asm_elementwise(_RESCALE_ROPE, "=r,r", [rope], dtype=gl.int32, is_pure=True, pack=1)
+        target.slice(224, 32, dim=1).store(rope)
+        fence_async_shared()
+        mbarrier.arrive(full.index(stage), count=1)
 
 
 @gluon.jit
+def _weigh(scores, seen, scale, top):
+    """Softmax weights of a tile relative to the new running maximum, that maximum, and what the old one shrinks to."""
+    scores = gl.where(gl.expand_dims(seen, 0), scores * scale, float("-inf"))
+    new_top = gl.maximum(top, gl.max(scores, axis=1))
+    shift = gl.where(new_top == float("-inf"), 0.0, new_top)
+    return gl.exp2(scores - gl.expand_dims(shift, 1)), new_top, gl.exp2(top - shift)
+
+
+@gluon.jit
+def _adopt(theirs, top):
+    """The other consumer's running maximum, and what ours shrinks to."""
+    new_top = theirs.load(_S_ROWS)
+    return new_top, gl.exp2(top - gl.where(new_top == float("-inf"), 0.0, new_top))
+
+
+@gluon.jit
+def _shrink(acc, keep):
+    return acc * gl.expand_dims(gl.convert_layout(keep, _O_ROWS), 1)
+
+
+@gluon.jit
+def _buffers(queries, keys, zero):
+    """The queries and the two tiles, at an index that the compiler cannot know to be zero.
+
+    Otherwise it computes all matrix descriptors ahead of the loop, keeps none of the hundred in registers, and reloads
+    them from local memory between the matrix products.
+    """
+    return queries.index(zero), keys.index(zero), keys.index(zero + 1)
+
+
+@gluon.jit
+def _score(queries, current):
+    """Begin the scores [64, 64] of a tile."""
+    zeros = gl.zeros([HEADS, TILE], gl.float32, _S_MMA)
+    return warpgroup_mma(queries, current.permute([1, 0]), zeros, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _finish(acc, top, total, tops, totals, done, place, sink, outputs, OWNER: gl.constexpr,
+            HAS_SINK: gl.constexpr, SPLIT: gl.constexpr):  # fmt: skip
+    """Join the consumers' totals, normalise this one's columns and store them."""
+    out, lse, partial, partial_lse = outputs
+    token, head, split, num_heads, num_splits = place
+    totals.index(OWNER).store(total)
+    mbarrier.arrive(done.index(OWNER), count=1)
+    mbarrier.wait(done.index(1 - OWNER), 0)
+    total += totals.index(1 - OWNER).load(_S_ROWS)
+    heads = head + gl.arange(0, HEADS, layout=_S_ROWS)
+    mine = heads < num_heads
+    seen_any = total > 0
+    natural = gl.where(seen_any, (top + gl.log2(gl.where(seen_any, total, 1.0))) * _LN2, float("-inf"))
+    norm = gl.where(seen_any, _DESCALE / gl.where(seen_any, total, 1.0), 0.0)
+    columns = OWNER * _HALF + gl.arange(0, _HALF, layout=gl.SliceLayout(0, _O_MMA))
+    o_heads = head + gl.arange(0, HEADS, layout=_O_ROWS)
+    offsets = gl.expand_dims(o_heads * 512, 1) + gl.expand_dims(columns, 0)
+    o_mine = gl.expand_dims(o_heads < num_heads, 1)
+    if SPLIT:
+        row = (token.to(gl.int64) * num_splits + split) * num_heads
+        if OWNER == 0:
+            gl.store(partial_lse + row + heads, natural, mask=mine)
+        gl.store(partial + row * 512 + offsets, _shrink(acc, norm), mask=o_mine)
+    else:
+        row = token.to(gl.int64) * num_heads
+        if HAS_SINK:
+            logit = gl.load(sink + heads, mask=mine, other=0.0)
+            norm = norm / (1.0 + gl.exp2((logit - gl.where(seen_any, natural, 0.0)) * _LOG2E))
+        if OWNER == 0:
+            gl.store(lse + row + heads, natural, mask=mine)
+        gl.store(out + row * 512 + offsets, _shrink(acc, norm).to(gl.bfloat16), mask=o_mine)
+
+
+@gluon.jit
+def _consume_even(start, end, zero, lists, scale, queries, keys, weights, tops, totals, queried, full, empty, ready, done,
+                  place, sink, outputs, HAS_SINK: gl.constexpr, SPLIT: gl.constexpr):  # fmt: skip
+    """Score the even tiles; accumulate output columns 0..255 of all."""
+    column = gl.arange(0, TILE, layout=gl.SliceLayout(0, _S_MMA))
+    acc = gl.zeros([HEADS, _HALF], gl.float32, _O_MMA)
+    top = gl.full([HEADS], float("-inf"), gl.float32, _S_ROWS)
+    total = gl.zeros([HEADS], gl.float32, _S_ROWS)
+    mbarrier.wait(queried, 0)
+    pairs = (end - start) // 2
+    for pair in range(0, pairs):
+        phase = pair & 1
+        query, even, odd = _buffers(queries, keys, pair & zero)
+        seen = _slots(start + 2 * pair, column, *lists) >= 0
+        mbarrier.wait(full.index(0), phase)
+        scores = warpgroup_mma_wait(0, deps=[_score(query, even)])
+        p, top, keep = _weigh(scores, seen, scale, top)
+        weights.index(0).store(p.to(gl.bfloat16))
+        tops.index(0).store(top)
+        fence_async_shared()
+        mbarrier.arrive(ready.index(0), count=1)
+        acc = _shrink(acc, keep)
+        acc = warpgroup_mma(weights.index(0), even.slice(0, _HALF, dim=1), acc, is_async=True)
+        total = total * keep + gl.sum(p, axis=1)
+        mbarrier.wait(ready.index(1), phase)
+        top, keep = _adopt(tops.index(1), top)
+        total = total * keep
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        mbarrier.arrive(empty.index(0), count=1)
+        acc = _shrink(acc, keep)
+        mbarrier.wait(full.index(1), phase)
+        acc = warpgroup_mma(weights.index(1), odd.slice(0, _HALF, dim=1), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        mbarrier.arrive(empty.index(1), count=1)
+    if (end - start) % 2 == 1:
+        query, even, odd = _buffers(queries, keys, pairs & zero)
+        seen = _slots(end - 1, column, *lists) >= 0
+        mbarrier.wait(full.index(0), pairs & 1)
+        scores = warpgroup_mma_wait(0, deps=[_score(query, even)])
+        p, top, keep = _weigh(scores, seen, scale, top)
+        weights.index(0).store(p.to(gl.bfloat16))
+        tops.index(0).store(top)
+        fence_async_shared()
+        mbarrier.arrive(ready.index(0), count=1)
+        acc = _shrink(acc, keep)
+        acc = warpgroup_mma(weights.index(0), even.slice(0, _HALF, dim=1), acc, is_async=True)
+        total = total * keep + gl.sum(p, axis=1)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+    _finish(acc, top, total, tops, totals, done, place, sink, outputs, 0, HAS_SINK, SPLIT)
+
+
+@gluon.jit
+def _consume_odd(start, end, zero, lists, scale, queries, keys, weights, tops, totals, queried, full, empty, ready, done,
+                 place, sink, outputs, HAS_SINK: gl.constexpr, SPLIT: gl.constexpr):  # fmt: skip
+    """Score the odd tiles; accumulate output columns 256..511 of all."""
+    column = gl.arange(0, TILE, layout=gl.SliceLayout(0, _S_MMA))
+    acc = gl.zeros([HEADS, _HALF], gl.float32, _O_MMA)
+    top = gl.full([HEADS], float("-inf"), gl.float32, _S_ROWS)
+    total = gl.zeros([HEADS], gl.float32, _S_ROWS)
+    mbarrier.wait(queried, 0)
+    pairs = (end - start) // 2
+    for pair in range(0, pairs):
+        phase = pair & 1
+        query, even, odd = _buffers(queries, keys, pair & zero)
+        seen = _slots(start + 2 * pair + 1, column, *lists) >= 0
+        mbarrier.wait(full.index(1), phase)
+        scores = _score(query, odd)
+        mbarrier.wait(ready.index(0), phase)
+        top, keep = _adopt(tops.index(0), top)
+        total = total * keep
+        acc = _shrink(acc, keep)
+        mbarrier.wait(full.index(0), phase)
+        acc = warpgroup_mma(weights.index(0), even.slice(_HALF, _HALF, dim=1), acc, is_async=True)
+        scores = warpgroup_mma_wait(1, deps=[scores])
+        p, top, keep = _weigh(scores, seen, scale, top)
+        weights.index(1).store(p.to(gl.bfloat16))
+        tops.index(1).store(top)
+        fence_async_shared()
+        mbarrier.arrive(ready.index(1), count=1)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        mbarrier.arrive(empty.index(0), count=1)
+        acc = _shrink(acc, keep)
+        acc = warpgroup_mma(weights.index(1), odd.slice(_HALF, _HALF, dim=1), acc, is_async=True)
+        total = total * keep + gl.sum(p, axis=1)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        mbarrier.arrive(empty.index(1), count=1)
+    if (end - start) % 2 == 1:
+        query, even, odd = _buffers(queries, keys, pairs & zero)
+        mbarrier.wait(ready.index(0), pairs & 1)
+        top, keep = _adopt(tops.index(0), top)
+        total = total * keep
+        acc = _shrink(acc, keep)
+        mbarrier.wait(full.index(0), pairs & 1)
+        acc = warpgroup_mma(weights.index(0), even.slice(_HALF, _HALF, dim=1), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+    _finish(acc, top, total, tops, totals, done, place, sink, outputs, 1, HAS_SINK, SPLIT)
+
+
+@gluon.jit(do_not_specialize=["num_heads", "num_splits"])
 def sparse_attention_kernel(
     q, q_token_stride, q_head_stride,
     window_pages, window_stride, window_indices, window_indices_stride, window_lens,
@@ -137,40 +364,35 @@ def sparse_attention_kernel(
     W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Attend 64 heads of one token over one split of its entries."""
-    S_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, 32, 16])
-    O_MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, 256, 16])
-    FOUR: gl.constexpr = gl.BlockedLayout([1, 1, 4], [8, 1, 4], [2, 4, 1], [2, 1, 0])
-    TWO: gl.constexpr = gl.BlockedLayout([1, 1, 4], [8, 1, 4], [4, 2, 1], [2, 1, 0])
-    ONE: gl.constexpr = gl.BlockedLayout([1, 1, 4], [8, 1, 4], [8, 1, 1], [2, 1, 0])
-    ROPE: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [8, 1], [1, 0])
-    Q_COPY: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [8, 1], [1, 0])
-    BF16_SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    WORD_SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
-    ROWS_FOUR: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, FOUR))
-    ROWS_TWO: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, TWO))
-    ROWS_ONE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, ONE))
-    ROWS_ROPE: gl.constexpr = gl.SliceLayout(1, ROPE)
-    COLUMNS: gl.constexpr = gl.SliceLayout(0, S_MMA)
-    S_ROWS: gl.constexpr = gl.SliceLayout(1, S_MMA)
-    O_ROWS: gl.constexpr = gl.SliceLayout(1, O_MMA)
+    Q_COPY: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])
+    BF16: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    WORDS: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    PLAIN_2D: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
 
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     split = gl.program_id(0) % num_splits
-    head = (gl.program_id(0) // num_splits) % (num_heads // HEADS) * HEADS
-    token = (gl.program_id(0) // num_splits) // (num_heads // HEADS)
+    head_blocks = (num_heads + HEADS - 1) // HEADS
+    head = (gl.program_id(0) // num_splits) % head_blocks * HEADS
+    token = gl.program_id(0) // num_splits // head_blocks
 
-    queries = gl.allocate_shared_memory(gl.bfloat16, [HEADS, 512], BF16_SHARED)
-    keys = gl.allocate_shared_memory(gl.bfloat16, [2, TILE, 512], BF16_SHARED)
-    words = keys._reinterpret(gl.int32, [2, TILE, 256], WORD_SHARED)
-    weights = gl.allocate_shared_memory(gl.bfloat16, [HEADS, TILE], BF16_SHARED)
+    queries = gl.allocate_shared_memory(gl.bfloat16, [1, HEADS, 512], BF16)
+    keys = gl.allocate_shared_memory(gl.bfloat16, [2, TILE, 512], BF16)
+    words = keys._reinterpret(gl.int32, [2, TILE, 256], WORDS)
+    weights = gl.allocate_shared_memory(gl.bfloat16, [2, HEADS, TILE], BF16)
+    tops = gl.allocate_shared_memory(gl.float32, [2, HEADS], PLAIN)
+    totals = gl.allocate_shared_memory(gl.float32, [2, HEADS], PLAIN)
+    records = gl.allocate_shared_memory(gl.int32, [2, TILE], PLAIN)
+    factors = gl.allocate_shared_memory(gl.int32, [2, TILE, 8], PLAIN_2D)
 
     q_rows = gl.arange(0, HEADS, layout=gl.SliceLayout(1, Q_COPY))
     q_columns = gl.arange(0, 512, layout=gl.SliceLayout(0, Q_COPY))
     q_base = q + token.to(gl.int64) * q_token_stride + head * q_head_stride
     q_offsets = gl.expand_dims(q_rows * q_head_stride, 1) + gl.expand_dims(q_columns, 0)
-    async_copy.async_copy_global_to_shared(queries, q_base + q_offsets)
+    # rows past the last head keep what shared memory held: they meet no other row and are not stored
+    async_copy.async_copy_global_to_shared(queries.index(0), q_base + q_offsets, mask=gl.expand_dims(head + q_rows < num_heads, 1))
     async_copy.commit_group()
 
     window_len = 0
@@ -187,94 +409,37 @@ def sparse_attention_kernel(
     end = (split + 1) * tiles // num_splits
     lists = (window_tiles, window_indices, window_len, compressed_indices, compressed_len)
     caches = (window_pages, window_stride, compressed_pages, compressed_stride)
+    place = (token, head, split, num_heads, num_splits)
+    outputs = (out, lse, partial, partial_lse)
 
-    row_four = gl.arange(0, TILE, layout=ROWS_FOUR)
-    row_two = gl.arange(0, TILE, layout=ROWS_TWO)
-    row_one = gl.arange(0, TILE, layout=ROWS_ONE)
-    row_rope = gl.arange(0, TILE, layout=ROWS_ROPE)
-    column = gl.arange(0, TILE, layout=COLUMNS)
-
-    acc = gl.zeros([HEADS, 512], gl.float32, O_MMA)
-    top = gl.full([HEADS], float("-inf"), gl.float32, S_ROWS)
-    total = gl.zeros([HEADS], gl.float32, S_ROWS)
+    queried = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    done = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(queried, count=1)
+    for stage in gl.static_range(2):
+        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(empty.index(stage), count=2)
+        mbarrier.init(ready.index(stage), count=1)
+        mbarrier.init(done.index(stage), count=1)
     scale = softmax_scale * _LOG2E * _DESCALE
-
-    windowed = start < window_tiles
-    four, four_scale = _load_blocks(_slots(start, row_four, *lists), windowed, caches, 0, 4, FOUR, W_ENTRIES, C_ENTRIES)
-    two, two_scale = _load_blocks(_slots(start, row_two, *lists), windowed, caches, 4, 2, TWO, W_ENTRIES, C_ENTRIES)
-    one, one_scale = _load_blocks(_slots(start, row_one, *lists), windowed, caches, 6, 1, ONE, W_ENTRIES, C_ENTRIES)
-    rope = _load_rope(_slots(start, row_rope, *lists), windowed, caches, ROPE, W_ENTRIES, C_ENTRIES)
-    target = words.index(start % 2)
-    _store_blocks(four, four_scale, target.slice(0, 128, dim=1), 4)
-    _store_blocks(two, two_scale, target.slice(128, 64, dim=1), 2)
-    _store_blocks(one, one_scale, target.slice(192, 32, dim=1), 1)
-    _store_rope(rope, target.slice(224, 32, dim=1))
-    # past the end every slot is -1: the loads below are masked off and what they feed is never used
-    beyond = start + 1
-    windowed = beyond < window_tiles
-    four, four_scale = _load_blocks(_slots(beyond, row_four, *lists), windowed, caches, 0, 4, FOUR, W_ENTRIES, C_ENTRIES)
-    two, two_scale = _load_blocks(_slots(beyond, row_two, *lists), windowed, caches, 4, 2, TWO, W_ENTRIES, C_ENTRIES)
-    one, one_scale = _load_blocks(_slots(beyond, row_one, *lists), windowed, caches, 6, 1, ONE, W_ENTRIES, C_ENTRIES)
-    rope = _load_rope(_slots(beyond, row_rope, *lists), windowed, caches, ROPE, W_ENTRIES, C_ENTRIES)
-    slots_four = _slots(start + 2, row_four, *lists)
-    slots_two = _slots(start + 2, row_two, *lists)
-    slots_one = _slots(start + 2, row_one, *lists)
-    slots_rope = _slots(start + 2, row_rope, *lists)
-    async_copy.wait_group(0)
-
-    for tile in range(start, end):
-        current = keys.index(tile % 2)
-        following = words.index((tile + 1) % 2)
-        windowed = tile + 2 < window_tiles
-        fence_async_shared()
-        scores = warpgroup_mma(
-            queries, current.permute([1, 0]), gl.zeros([HEADS, TILE], gl.float32, S_MMA), use_acc=False, is_async=True
-        )
-        seen = _slots(tile, column, *lists) >= 0
-        _store_blocks(four, four_scale, following.slice(0, 128, dim=1), 4)
-        four, four_scale = _load_blocks(slots_four, windowed, caches, 0, 4, FOUR, W_ENTRIES, C_ENTRIES)
-        slots_four = _slots(tile + 3, row_four, *lists)
-        scores = warpgroup_mma_wait(0, deps=[scores])
-
-        scores = gl.where(gl.expand_dims(seen, 0), scores * scale, float("-inf"))
-        new_top = gl.maximum(top, gl.max(scores, axis=1))
-        shift = gl.where(new_top == float("-inf"), 0.0, new_top)
-        p = gl.exp2(scores - gl.expand_dims(shift, 1))
-        keep = gl.exp2(top - shift)
-        top = new_top
-        weights.store(p.to(gl.bfloat16))
-        acc = acc * gl.expand_dims(gl.convert_layout(keep, O_ROWS), 1)
-        fence_async_shared()
-        acc = warpgroup_mma(weights, current, acc, is_async=True)
-        total = total * keep + gl.sum(p, axis=1)
-        _store_blocks(two, two_scale, following.slice(128, 64, dim=1), 2)
-        _store_blocks(one, one_scale, following.slice(192, 32, dim=1), 1)
-        _store_rope(rope, following.slice(224, 32, dim=1))
-        two, two_scale = _load_blocks(slots_two, windowed, caches, 4, 2, TWO, W_ENTRIES, C_ENTRIES)
-        one, one_scale = _load_blocks(slots_one, windowed, caches, 6, 1, ONE, W_ENTRIES, C_ENTRIES)
-        rope = _load_rope(slots_rope, windowed, caches, ROPE, W_ENTRIES, C_ENTRIES)
-        slots_two = _slots(tile + 3, row_two, *lists)
-        slots_one = _slots(tile + 3, row_one, *lists)
-        slots_rope = _slots(tile + 3, row_rope, *lists)
-        acc = warpgroup_mma_wait(0, deps=[acc])
-
-    heads = head + gl.arange(0, HEADS, layout=S_ROWS)
-    seen_any = total > 0
-    natural = gl.where(seen_any, (top + gl.log2(gl.where(seen_any, total, 1.0))) * _LN2, float("-inf"))
-    norm = gl.where(seen_any, _DESCALE / gl.where(seen_any, total, 1.0), 0.0)
-    o_columns = gl.arange(0, 512, layout=gl.SliceLayout(0, O_MMA))
-    o_heads = head + gl.arange(0, HEADS, layout=O_ROWS)
-    row = token.to(gl.int64) * num_heads
-    if SPLIT:
-        place = (token.to(gl.int64) * num_splits + split) * num_heads
-        gl.store(partial_lse + place + heads, natural)
-        acc = acc * gl.expand_dims(gl.convert_layout(norm, O_ROWS), 1)
-        gl.store(partial + place * 512 + gl.expand_dims(o_heads * 512, 1) + gl.expand_dims(o_columns, 0), acc)
-    else:
-        if HAS_SINK:
-            norm = norm / (1.0 + gl.exp2((gl.load(sink + heads) - gl.where(seen_any, natural, 0.0)) * _LOG2E))
-        gl.store(lse + row + heads, natural)
-        acc = acc * gl.expand_dims(gl.convert_layout(norm, O_ROWS), 1)
-        gl.store(
-            out + row * 512 + gl.expand_dims(o_heads * 512, 1) + gl.expand_dims(o_columns, 0), acc.to(gl.bfloat16)
-        )
+    zero = gl.program_id(1)
+    # the consumers are workers, whose register count is exact; the default partition takes what is left
+    gl.warp_specialize(
+        [
+            (_produce, (
+                start, end, lists, caches, words, records, factors, queried, full, empty, W_ENTRIES, C_ENTRIES,
+            )),
+            (_consume_even, (
+                start, end, zero, lists, scale, queries, keys, weights, tops, totals, queried, full, empty, ready, done,
+                place, sink, outputs, HAS_SINK, SPLIT,
+            )),
+            (_consume_odd, (
+                start, end, zero, lists, scale, queries, keys, weights, tops, totals, queried, full, empty, ready, done,
+                place, sink, outputs, HAS_SINK, SPLIT,
+            )),
+        ],
+        [4, 4],
+        [CONSUMER_REGISTERS, CONSUMER_REGISTERS],
+    )  # fmt: skip

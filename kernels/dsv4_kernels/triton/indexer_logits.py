@@ -15,6 +15,7 @@ from dsv4_kernels.cache import PagedCache
 from dsv4_kernels.triton.launch import begin, launch_options
 
 _STEP = 128
+_STAGES = 3
 _PROGRAMS_PER_PROCESSOR = 3
 _MOST_TOKENS = 4096
 """Tokens of one launch: every program holds all of their lengths."""
@@ -92,19 +93,29 @@ def _indexer_logits_kernel(
     begin(PDL)
     program = tl.program_id(0).to(tl.int64)
     programs = tl.num_programs(0)
-    every = tl.arange(0, TOKENS)
-    steps = tl.cdiv(tl.load(lens + first_token + every, mask=every < tokens, other=0), STEP)
-    ends = tl.cumsum(steps, axis=0)
-    total = tl.sum(steps, axis=0)
+    if TOKENS == 1:
+        first_length = tl.load(lens + first_token)
+        total = tl.cdiv(first_length, STEP)
+    else:
+        every = tl.arange(0, TOKENS)
+        lengths = tl.load(lens + first_token + every, mask=every < tokens, other=0)
+        steps = tl.cdiv(lengths, STEP)
+        ends = tl.cumsum(steps, axis=0)
+        total = tl.sum(steps, axis=0)
     at = (program * total // programs).to(tl.int32)
     end = ((program + 1) * total // programs).to(tl.int32)
     head = tl.arange(0, HEADS)
     while at < end:
-        nth = tl.sum((ends <= at).to(tl.int32), axis=0)
-        begins = tl.sum(tl.where(every < nth, steps, 0), axis=0)
-        stop = tl.minimum(end - begins, tl.sum(tl.where(every == nth, steps, 0), axis=0))
+        if TOKENS == 1:
+            nth = 0
+            begins = 0
+            length = first_length
+        else:
+            nth = tl.sum((ends <= at).to(tl.int32), axis=0)
+            begins = tl.sum(tl.where(every < nth, steps, 0), axis=0)
+            length = tl.sum(tl.where(every == nth, lengths, 0), axis=0)
+        stop = tl.minimum(end - begins, tl.cdiv(length, STEP))
         token = (first_token + nth).to(tl.int64)
-        length = tl.load(lens + token)
         query = _load_query(q, q_scales, token, HEADS, PRECISION, DOT)
         weight = tl.load(weights + token * HEADS + head)
         table = block_table + tl.load(token_to_request + token).to(tl.int64) * table_stride
@@ -169,12 +180,14 @@ def indexer_logits(
     for first in range(0, tokens if max_candidates else 0, _MOST_TOKENS):
         count = min(tokens - first, _MOST_TOKENS)
         programs = min(_processors(out.device) * _PROGRAMS_PER_PROCESSOR, count * triton.cdiv(max_candidates, step))
+        if programs > count:
+            programs -= programs % count  # equally long tokens then start where programs do
         _indexer_logits_kernel[(programs,)](
             index_q_values, index_q_values if index_q_scales is None else index_q_scales, index_weights,
             indexer_cache.pages, indexer_cache.pages.stride(0), block_table, block_table.stride(0), token_to_request,
             candidate_lens, out, out.stride(0), first, count, TOKENS=triton.next_power_of_2(count), HEADS=heads,
             STEP=step, ENTRIES=indexer_cache.entries, PRECISION=precision, LOADED=_LOADED[precision], DOT=dot,
-            STAGES=3, INTERPRETED=interpreted, num_warps=4, **launch_options(),
+            STAGES=_STAGES, INTERPRETED=interpreted, num_warps=4, **launch_options(),
         )  # fmt: skip
     return out
 

@@ -1,8 +1,8 @@
 """Sparse attention over two paged caches in one pass: any head count, fp8 and bf16 entries, V4 and V3.2 formats.
 
 A token's entries (window, then compressed) form tiles; a program takes one token, a block of heads and a share of the
-tiles. With more than one share the outputs are partial and a second kernel joins them. On Hopper, 64 heads or a multiple
-over fp8 entries go to the Gluon form of the same kernel; everything else, the interpreter included, to the one here.
+tiles. With more than one share the outputs are partial and a second kernel joins them. On Hopper, main
+fp8 entries go to the Gluon form of the same kernel; everything else, the interpreter included, to the one here.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _LN2 = tl.constexpr(0.6931471805599453)
 _MAX_SPLITS = 128
 
 # Planning constants in microseconds, NVIDIA H200, 2026-11: see kernels/NOTES.md
-_TILE_COST = {"gluon": 2.1, "plain": 8.0}
+_TILE_COST = {"gluon": 1.5, "plain": 8.0}
 _COMBINE_COST = 2.0
 _PARTIAL_BYTES_PER_US = 3.0e6
 
@@ -79,7 +79,7 @@ def _load_entries(page, entry, scales, found, FORMAT: tl.constexpr):
     return main, second
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_heads", "num_splits"])
 def _sparse_attention_kernel(
     q, q_token_stride, q_head_stride,
     window_pages, window_stride, window_indices, window_indices_stride, window_lens,
@@ -182,7 +182,7 @@ def _sparse_attention_kernel(
         tl.store(place + column[None, :], values, mask=mine)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_heads", "num_splits"])
 def _combine_kernel(
     partial, partial_lse, sink, out, lse, num_heads, num_splits,
     HAS_SINK: tl.constexpr, SPLITS: tl.constexpr, ROUNDS: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr,
@@ -286,9 +286,11 @@ def sparse_attention(
         "SPLIT": split, "W_ENTRIES": first.cache.entries, "C_ENTRIES": second.cache.entries,
     }  # fmt: skip
     if gluon:
-        from dsv4_kernels.gluon.sparse_attention import sparse_attention_kernel
+        from dsv4_kernels.gluon.sparse_attention import MAX_REGISTERS, sparse_attention_kernel
 
-        sparse_attention_kernel[(blocks * splits,)](*arguments, **constants, num_warps=8, **options)
+        sparse_attention_kernel[(blocks * splits,)](
+            *arguments, **constants, num_warps=4, maxnreg=MAX_REGISTERS, **options
+        )
     else:
         # numpy has no bf16 products: the interpreter multiplies in fp32
         dot = tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16
@@ -326,13 +328,13 @@ class _Source:
 
 
 def _gluon_applies(q: torch.Tensor, first: _Source, second: _Source) -> bool:
-    """Whether the Hopper form can run: its device, its format, whole blocks of heads, rows that allow 16-byte loads."""
+    """Whether the Hopper form can run: its device, its format, rows that allow 16-byte loads."""
     if triton.knobs.runtime.interpret or not q.is_cuda or torch.cuda.get_device_capability(q.device)[0] != 9:
         return False
     pages = (first.cache.pages, second.cache.pages)
     aligned = all(page.data_ptr() % 16 == 0 and page.stride(0) % 16 == 0 for page in pages)
     aligned = aligned and q.data_ptr() % 16 == 0 and q.stride(0) % 8 == 0 and q.stride(1) % 8 == 0
-    return first.cache.format.name == "main-fp8" and q.shape[1] % 64 == 0 and aligned
+    return first.cache.format.name == "main-fp8" and aligned
 
 
 @lru_cache

@@ -17,12 +17,12 @@ import triton.language as tl
 
 from dsv4_kernels.triton.launch import begin, launch_options
 
-_LOWEST = tl.constexpr(-(2**31))
-_FLOAT_STEPS = tl.constexpr(24)
+_LARGEST = tl.constexpr(2.0**126)
+"""Bound of the values compared: beyond it, and at infinity, logits count as equal; NaN counts as the lowest."""
 _SEGMENT = tl.constexpr(32)
 """Consecutive candidates that stay with one program when a row is shared: 128 bytes."""
 
-_STRIDES = ["logits_stride", "found_stride"]
+_STRIDES = ["logits_stride", "found_stride", "groups", "parts", "k"]
 """Kept from specialisation: loads of several elements, which a stride known to be a multiple of 16 allows, would not
 have the layout of the scattered stores that follow, and the whole row would go through shared memory in between."""
 
@@ -31,66 +31,75 @@ _ONE_PROGRAM = 16384
 
 
 @triton.jit
-def _ordered(bits):
-    """fp32 bits to integers of the same order; an involution."""
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def _keys(row, index, length):
-    """Sortable keys of the candidates at ``index``; below every valid key from ``length`` on."""
+def _values(row, index, length):
+    """Logits at ``index``, bounded so that sums of two are finite; below every valid one from ``length`` on."""
     valid = index < length
-    bits = tl.load(row + index, mask=valid, other=0.0).to(tl.int32, bitcast=True)
-    return tl.where(valid, tl.maximum(_ordered(bits), _LOWEST + 1), _LOWEST)
+    x = tl.load(row + index, mask=valid, other=0.0)
+    return tl.where(valid, tl.minimum(tl.maximum(x, -_LARGEST), _LARGEST), float("-inf"))
 
 
 @triton.jit
-def _count(flags):
-    """Number of true elements of [C, R]."""
-    return tl.sum(tl.sum(flags.to(tl.int32), axis=1), axis=0)
+def _total(counts):
+    """Sum over [C, R]."""
+    return tl.sum(tl.sum(counts, axis=1), axis=0)
 
 
 @triton.jit
-def _threshold(keys, low, high, k, slack):
-    """A key that at least ``k`` of ``keys`` [C, R] reach, at most ``k + slack`` unless equal keys forbid it.
+def _highest(values):
+    return tl.max(tl.max(values, axis=1), axis=0)
+
+
+@triton.jit
+def _lowest_valid(values, highest):
+    return tl.min(tl.min(tl.where(values == float("-inf"), highest, values), axis=1), axis=0)
+
+
+@triton.jit
+def _above(highest):
+    """A value that none reaches."""
+    return highest + tl.maximum(tl.abs(highest) * 2.0**-22, 1e-37)
+
+
+@triton.jit
+def _threshold(values, low, high, k, slack):
+    """A value that at least ``k`` of ``values`` [C, R] reach, at most ``k + slack`` unless equal values forbid it.
 
     Args:
-        keys: to search.
-        low: a key that at least k reach.
-        high: a key that fewer than k reach.
+        values: to search, at most 32,767.
+        low: a value that at least k reach.
+        high: a value that fewer than k reach.
         k: wanted.
         slack: how many more are good enough.
     """
     reached = k + slack + 1
-    step = 0
-    while (low + 1 < high) & (reached > k + slack):
-        middle = (low >> 1) + (high >> 1) + (low & high & 1)
-        if step < _FLOAT_STEPS:
-            # halving values rather than bits: most of the bit patterns lie around zero
-            low_value = _ordered(low).to(tl.float32, bitcast=True)
-            high_value = _ordered(high).to(tl.float32, bitcast=True)
-            guess = _ordered((low_value * 0.5 + high_value * 0.5).to(tl.int32, bitcast=True))
-            middle = tl.where((guess > low) & (guess < high), guess, middle)
-        count = _count(keys >= middle)
-        if count >= k:
-            low = middle
-            reached = count
-        else:
-            high = middle
-        step += 1
+    middle = low * 0.5 + high * 0.5
+    while (low < middle) & (middle < high) & (reached > k + slack):
+        third = (high - low) * 0.33333334
+        first = tl.where((low < low + third) & (low + third < high), low + third, middle)
+        second = tl.where((low < high - third) & (high - third < high), high - third, middle)
+        # two probes a step, their counts in one word: what a step costs is the reduction
+        both = _total((values >= first).to(tl.int32) + ((values >= second).to(tl.int32) << 16))
+        reached_first = both & 0xFFFF
+        reached_second = both >> 16
+        high = tl.where(reached_first < k, first, tl.where(reached_second < k, second, high))
+        low = tl.where(reached_second >= k, second, tl.where(reached_first >= k, first, low))
+        reached = tl.where(
+            reached_second >= k, reached_second, tl.where(reached_first >= k, reached_first, reached)
+        )
+        middle = low * 0.5 + high * 0.5
     return low
 
 
 @triton.jit
-def _emit(keys, index, low, k, out):
-    """Write the indices of the ``k`` best: keys above ``low``, then as many equal to it as are missing."""
-    above = keys > low
-    equal = keys == low
+def _emit(values, index, low, k, out):
+    """Write the indices of the ``k`` best: values above ``low``, then as many equal to it as are missing."""
+    above = values > low
+    equal = values == low
     packed = above.to(tl.int32) + (equal.to(tl.int32) << 16)
     within = tl.cumsum(packed, axis=1)
     per_column = tl.sum(packed, axis=1)
     before = (tl.cumsum(per_column, axis=0) - per_column)[:, None] + within - packed
-    better = _count(above)
+    better = _total(above.to(tl.int32))
     rank = tl.where(above, before & 0xFFFF, better + (before >> 16))
     tl.store(out + rank, index, mask=(above | equal) & (rank < k))
 
@@ -102,89 +111,42 @@ def _emit_all(length, k, out, K: tl.constexpr):
     tl.store(out + column, tl.where(column < length, column, -1), mask=column < k)
 
 
-@triton.jit(do_not_specialize=_STRIDES)
-def _direct_kernel(
-    logits, logits_stride, lens, out, k, COLUMNS: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr
-):  # fmt: skip
-    """Select in a row that fits into registers."""
-    begin(PDL)
-    token = tl.program_id(0).to(tl.int64)
-    length = tl.load(lens + token)
-    row = logits + token * logits_stride
-    index = tl.arange(0, COLUMNS)[:, None]
-    keys = _keys(row, index, length)
-    if length <= k:
-        _emit_all(length, k, out + token * k, K)
-    else:
-        highest = tl.max(tl.max(keys, axis=1), axis=0)
-        lowest = tl.min(tl.min(tl.where(keys == _LOWEST, highest, keys), axis=1), axis=0)
-        _emit(keys, index, _threshold(keys, lowest, highest + 1, k, 0), k, out + token * k)
-
-
 @triton.jit
-def _select(keys, index, k, out):
-    """The exact search over keys [C, R] of which more than k are valid."""
-    highest = tl.max(tl.max(keys, axis=1), axis=0)
-    lowest = tl.min(tl.min(tl.where(keys == _LOWEST, highest, keys), axis=1), axis=0)
-    _emit(keys, index, _threshold(keys, lowest, highest + 1, k, 0), k, out)
+def _select(values, index, low, k, out):
+    """The exact search over values [C, R], more than k of which are valid and at least k of which reach ``low``."""
+    _emit(values, index, _threshold(values, low, _above(_highest(values)), k, 0), k, out)
 
 
 @triton.jit
 def _filter_threshold(maxima, k):
-    """A key that at least k group maxima [C, 1] reach, and few more."""
-    highest = tl.max(tl.max(maxima, axis=1), axis=0)
-    lowest = tl.min(tl.min(maxima, axis=1), axis=0)
-    return _threshold(maxima, lowest, highest + 1, k, k // 8)
-
-
-@triton.jit
-def _compact(keys, index, flags, offset, found_keys, found_index, capacity):
-    """Append flagged candidates at ``offset`` of the lists; what exceeds the capacity is dropped."""
-    flag = flags.to(tl.int32)
-    per_column = tl.sum(flag, axis=1)
-    place = offset + (tl.cumsum(per_column, axis=0) - per_column)[:, None] + tl.cumsum(flag, axis=1) - flag
-    kept = flags & (place < capacity)
-    tl.store(found_keys + place, keys, mask=kept)
-    tl.store(found_index + place, index, mask=kept)
-
-
-@triton.jit
-def _select_found(found_keys, found_index, found, k, out, CAPACITY: tl.constexpr):
-    """The exact search over the first ``found`` filtered candidates."""
-    place = tl.arange(0, CAPACITY)[:, None]
-    keys = tl.load(found_keys + place, mask=place < found, other=_LOWEST)
-    index = tl.load(found_index + place, mask=place < found, other=-1)
-    _select(keys, index, k, out)
+    """A value that at least k group maxima [C, R] reach, and few more; that of empty groups if fewer are not empty."""
+    highest = _highest(maxima)
+    low = _lowest_valid(maxima, highest)
+    enough = _total((maxima > float("-inf")).to(tl.int32)) >= k
+    # the bound of valid values, which all of them reach
+    return tl.where(enough, _threshold(maxima, low, _above(highest), k, k // 8), -_LARGEST)
 
 
 @triton.jit(do_not_specialize=_STRIDES)
 def _one_program_kernel(
-    logits, logits_stride, lens, out, k, found_keys, found_index, found_stride,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, CAPACITY: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
+    logits, logits_stride, lens, out, k,
+    COLUMNS: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Filter and select in a row that one program holds as [COLUMNS, ROWS]; a column is a group."""
+    """Select in a row that one program holds, by way of GROUPS groups per column where that pays."""
     begin(PDL)
     token = tl.program_id(0).to(tl.int64)
     length = tl.load(lens + token)
-    row = logits + token * logits_stride
     index = tl.arange(0, COLUMNS)[:, None] + COLUMNS * tl.arange(0, ROWS)[None, :]
-    keys = _keys(row, index, length)
+    values = _values(logits + token * logits_stride, index, length)
     out += token * k
     if length <= k:
         _emit_all(length, k, out, K)
     else:
-        # with fewer than k valid groups the threshold is that of empty groups: everything valid passes
-        low = tl.maximum(_filter_threshold(tl.max(keys, axis=1)[:, None], k), _LOWEST + 1)
-        flags = keys >= low
-        found = _count(flags)
-        if found <= CAPACITY:
-            found_keys += token * found_stride
-            found_index += token * found_stride
-            _compact(keys, index, flags, 0, found_keys, found_index, CAPACITY)
-            tl.debug_barrier()
-            _select_found(found_keys, found_index, found, k, out, CAPACITY)
+        if GROUPS == 0:
+            low = _lowest_valid(values, _highest(values))
         else:
-            _select(keys, index, k, out)
+            low = _filter_threshold(tl.max(tl.reshape(values, [COLUMNS, GROUPS, ROWS // GROUPS]), axis=2), k)
+        _select(values, index, low, k, out)
 
 
 @triton.jit
@@ -192,6 +154,17 @@ def _shared_index(part, parts, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Candidates [COLUMNS, ROWS] of one of ``parts`` programs: segments dealt out in turn, so that neighbours part."""
     mine = tl.arange(0, COLUMNS)[:, None] + COLUMNS * tl.arange(0, ROWS)[None, :]
     return (mine // _SEGMENT * parts + part) * _SEGMENT + mine % _SEGMENT
+
+
+@triton.jit
+def _compact(values, index, flags, offset, found_values, found_index, capacity):
+    """Append flagged candidates at ``offset`` of the lists; what exceeds the capacity is dropped."""
+    flag = flags.to(tl.int32)
+    per_column = tl.sum(flag, axis=1)
+    place = offset + (tl.cumsum(per_column, axis=0) - per_column)[:, None] + tl.cumsum(flag, axis=1) - flag
+    kept = flags & (place < capacity)
+    tl.store(found_values + place, values, mask=kept)
+    tl.store(found_index + place, index, mask=kept)
 
 
 @triton.jit(do_not_specialize=_STRIDES)
@@ -204,15 +177,15 @@ def _maxima_kernel(
     part = tl.program_id(0) % parts
     token = (tl.program_id(0) // parts).to(tl.int64)
     length = tl.load(lens + token)
-    keys = _keys(logits + token * logits_stride, _shared_index(part, parts, ROWS, COLUMNS), length)
+    values = _values(logits + token * logits_stride, _shared_index(part, parts, ROWS, COLUMNS), length)
     place = (token * parts + part) * COLUMNS + tl.arange(0, COLUMNS)
-    tl.store(maxima + place, tl.max(keys, axis=1))
+    tl.store(maxima + place, tl.max(values, axis=1))
     tl.store(counts + token * parts + part, 0)
 
 
 @triton.jit(do_not_specialize=_STRIDES)
 def _filter_kernel(
-    logits, logits_stride, lens, k, maxima, counts, found_keys, found_index, found_stride, parts,
+    logits, logits_stride, lens, k, maxima, groups, counts, found_values, found_index, found_stride, parts,
     PARTS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CAPACITY: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -222,12 +195,12 @@ def _filter_kernel(
     token = (tl.program_id(0) // parts).to(tl.int64)
     length = tl.load(lens + token)
     if length > k:
-        every = tl.arange(0, GROUPS)[:, None]
-        tops = tl.load(maxima + token * parts * COLUMNS + every, mask=every < parts * COLUMNS, other=_LOWEST)
+        every = tl.arange(0, COLUMNS)[:, None] + COLUMNS * tl.arange(0, GROUPS // COLUMNS)[None, :]
+        tops = tl.load(maxima + token * groups + every, mask=every < groups, other=float("-inf"))
         index = _shared_index(part, parts, ROWS, COLUMNS)
-        keys = _keys(logits + token * logits_stride, index, length)
-        flags = keys >= tl.maximum(_filter_threshold(tops, k), _LOWEST + 1)
-        count = _count(flags)
+        values = _values(logits + token * logits_stride, index, length)
+        flags = values >= _filter_threshold(tops, k)
+        count = _total(flags.to(tl.int32))
         tl.atomic_xchg(counts + token * parts + part, count + 1, sem="release")
         # a count is published as its value plus one; programs start in order, so predecessors are running or done
         before = tl.arange(0, PARTS)
@@ -238,14 +211,15 @@ def _filter_kernel(
             waiting = part - tl.sum((published > 0).to(tl.int32), axis=0)
             total = tl.sum(published, axis=0) - part
         _compact(
-            keys, index, flags, total, found_keys + token * found_stride, found_index + token * found_stride, CAPACITY
+            values, index, flags, total, found_values + token * found_stride, found_index + token * found_stride, CAPACITY
         )
 
 
 @triton.jit(do_not_specialize=_STRIDES)
 def _select_kernel(
-    logits, logits_stride, lens, out, k, counts, found_keys, found_index, found_stride, parts,
-    PARTS: tl.constexpr, CAPACITY: tl.constexpr, BLOCK: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
+    logits, logits_stride, lens, out, k, counts, found_values, found_index, found_stride, parts,
+    PARTS: tl.constexpr, CAPACITY: tl.constexpr, THREADS: tl.constexpr, BLOCK: tl.constexpr, K: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """The exact search among a row's filtered candidates, or through the whole row where they are too many."""
     begin(PDL)
@@ -258,42 +232,52 @@ def _select_kernel(
         every = tl.arange(0, PARTS)
         found = tl.sum(tl.load(counts + token * parts + every, mask=every < parts, other=1) - 1, axis=0)
         if found <= CAPACITY:
-            _select_found(
-                found_keys + token * found_stride, found_index + token * found_stride, found, k, out, CAPACITY
-            )
+            place = tl.arange(0, THREADS)[:, None] + THREADS * tl.arange(0, CAPACITY // THREADS)[None, :]
+            row = token * found_stride + place
+            values = tl.load(found_values + row, mask=place < found, other=float("-inf"))
+            index = tl.load(found_index + row, mask=place < found, other=-1)
+            _select(values, index, _lowest_valid(values, _highest(values)), k, out)
         else:
             _select_streaming(logits + token * logits_stride, length, k, out, BLOCK)
 
 
 @triton.jit
 def _select_streaming(row, length, k, out, BLOCK: tl.constexpr):
-    """The exact search over a row of any length, re-read for each of at most 32 steps: slow, for contrived rows."""
+    """The exact search over a row of any length, re-read for every step: slow, for contrived rows."""
     block = tl.arange(0, BLOCK)
-    low = _LOWEST + 0
-    high = 0x7FFFFFFF + 0
-    while low + 1 < high:
-        middle = (low >> 1) + (high >> 1) + (low & high & 1)
+    highest = float("-inf")
+    low = _LARGEST + 0.0
+    at = 0
+    while at < length:
+        values = _values(row, at + block, length)
+        highest = tl.maximum(highest, tl.max(values, axis=0))
+        low = tl.minimum(low, tl.min(tl.where(values == float("-inf"), _LARGEST, values), axis=0))
+        at += BLOCK
+    high = _above(highest)
+    middle = low * 0.5 + high * 0.5
+    reached = k + 1
+    while (low < middle) & (middle < high) & (reached != k):
         count = 0
         at = 0
         while at < length:
-            count += tl.sum((_keys(row, at + block, length) >= middle).to(tl.int32), axis=0)
+            count += tl.sum((_values(row, at + block, length) >= middle).to(tl.int32), axis=0)
             at += BLOCK
-        if count >= k:
-            low = middle
-        else:
-            high = middle
+        low = tl.where(count >= k, middle, low)
+        high = tl.where(count >= k, high, middle)
+        reached = tl.where(count >= k, count, reached)
+        middle = low * 0.5 + high * 0.5
     better = 0
     at = 0
     while at < length:
-        better += tl.sum((_keys(row, at + block, length) > low).to(tl.int32), axis=0)
+        better += tl.sum((_values(row, at + block, length) > low).to(tl.int32), axis=0)
         at += BLOCK
     above_before = 0
     equal_before = better
     at = 0
     while at < length:
-        keys = _keys(row, at + block, length)
-        above = (keys > low).to(tl.int32)
-        equal = (keys == low).to(tl.int32)
+        values = _values(row, at + block, length)
+        above = (values > low).to(tl.int32)
+        equal = (values == low).to(tl.int32)
         above_place = above_before + tl.cumsum(above, axis=0) - above
         equal_place = equal_before + tl.cumsum(equal, axis=0) - equal
         tl.store(out + above_place, at + block, mask=above > 0)
@@ -324,47 +308,49 @@ def topk(*, logits: torch.Tensor, candidate_lens: torch.Tensor, k: int) -> torch
     common = (logits, logits.stride(0), candidate_lens)
     padded = max(triton.next_power_of_2(max(width, 1)), 128)
     constants = {"K": triton.next_power_of_2(k), **launch_options()}
-    if padded <= _DIRECT:
-        _direct_kernel[(tokens,)](*common, out, k, COLUMNS=padded, num_warps=4 if padded <= 1024 else 8, **constants)
+    if padded > _ONE_PROGRAM:
+        _shared(common, out, k, width, constants)
         return out
-    capacity = max(4096, 4 * triton.next_power_of_2(k))
-    found = torch.empty(2, tokens, capacity, dtype=torch.int32, device=logits.device)
-    if padded <= _ONE_PROGRAM:
-        columns = min(max(2048, 2 * triton.next_power_of_2(k)), padded)
-        _one_program_kernel[(tokens,)](
-            *common, out, k, found[0], found[1], capacity, ROWS=padded // columns, COLUMNS=columns, CAPACITY=capacity,
-            num_warps=16, **constants,
-        )  # fmt: skip
-        return out
-    _shared(common, out, k, found, width, constants)
+    warps = 4 if padded <= 2048 else 8 if padded <= _DIRECT else 16
+    columns = 32 * warps
+    groups = 0 if padded <= _DIRECT else max(2048, 2 * constants["K"]) // columns
+    _one_program_kernel[(tokens,)](
+        *common, out, k, COLUMNS=columns, ROWS=padded // columns, GROUPS=min(groups, padded // columns),
+        num_warps=warps, **constants,
+    )  # fmt: skip
     return out
 
 
 def _shared(
-    common: tuple[object, ...], out: torch.Tensor, k: int, found: torch.Tensor, width: int, constants: dict[str, object]
+    common: tuple[object, ...], out: torch.Tensor, k: int, width: int, constants: dict[str, object]
 ) -> None:
     """Rows that several programs share: about a GPU's worth of programs, each with 2,048 to 16,384 candidates."""
-    tokens, capacity = found.shape[1:]
+    tokens, device = out.shape[0], out.device
     wanted = max(1, _PROGRAMS // tokens)
-    per_program = min(max(triton.next_power_of_2(triton.cdiv(width, wanted)), 2048), 16384)
+    per_program = min(max(triton.next_power_of_2(triton.cdiv(width, wanted)), 2048), _ONE_PROGRAM)
     parts = triton.cdiv(width, per_program)
-    groups = 4 * triton.next_power_of_2(k)
-    columns = min(max(triton.next_power_of_2(triton.cdiv(groups, parts)), 16), per_program // 2)
-    rows = per_program // columns
-    device = out.device
-    maxima = torch.empty(tokens, parts, columns, dtype=torch.int32, device=device)
+    per_part = triton.cdiv(4 * constants["K"], parts)
+    groups = min(max(triton.next_power_of_2(per_part), 32), per_program // 2)
+    capacity = max(4096, 4 * constants["K"])
+    warps = 8 if per_program <= 4096 else 16
+    maxima = torch.empty(tokens, parts, groups, dtype=torch.float32, device=device)
     counts = torch.empty(tokens, parts, dtype=torch.int32, device=device)
-    shape = {"ROWS": rows, "COLUMNS": columns, "num_warps": 8 if per_program <= 4096 else 16}
+    values = torch.empty(tokens, capacity, dtype=torch.float32, device=device)
+    index = torch.empty(tokens, capacity, dtype=torch.int32, device=device)
     padded_parts = triton.next_power_of_2(parts)
+    columns = 32 * warps
     options = {name: value for name, value in constants.items() if name != "K"}
-    _maxima_kernel[(tokens * parts,)](*common, maxima, counts, parts, **shape, **options)
+    _maxima_kernel[(tokens * parts,)](
+        *common, maxima, counts, parts, COLUMNS=groups, ROWS=per_program // groups, num_warps=warps, **options
+    )
     _filter_kernel[(tokens * parts,)](
-        *common, k, maxima, counts, found[0], found[1], capacity, parts, PARTS=padded_parts,
-        GROUPS=triton.next_power_of_2(parts * columns), CAPACITY=capacity, **shape, **options,
+        *common, k, maxima, parts * groups, counts, values, index, capacity, parts, PARTS=padded_parts,
+        GROUPS=max(triton.next_power_of_2(parts * groups), columns), COLUMNS=columns, ROWS=per_program // columns,
+        CAPACITY=capacity, num_warps=warps, **options,
     )  # fmt: skip
     _select_kernel[(tokens,)](
-        *common, out, k, counts, found[0], found[1], capacity, parts, PARTS=padded_parts, CAPACITY=capacity, BLOCK=4096,
-        num_warps=8, **constants,
+        *common, out, k, counts, values, index, capacity, parts, PARTS=padded_parts, CAPACITY=capacity, THREADS=512,
+        BLOCK=8192, num_warps=16, **constants,
     )  # fmt: skip
 
 
