@@ -10,6 +10,8 @@ class ReferenceProvider:
     """Every stage of every layer kind in plain torch, on any device and in every precision."""
 
     name = "reference"
+    capturable = False
+    """It synchronises with the host, so a CUDA graph can't hold it."""
 
     def supports(self, need: Need) -> Support:
         """Everything is supported."""

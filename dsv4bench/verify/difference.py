@@ -99,10 +99,10 @@ def vector_difference(
     actual, expected = _comparable(actual, expected)
     if not actual.numel():
         return Difference(what, 0.0, tolerance)
-    norm = expected.norm(dim=-1)
+    norm, size = expected.norm(dim=-1), actual.norm(dim=-1)
     error = (actual - expected).norm(dim=-1) / torch.where(norm > 0, norm, 1.0)
     error = torch.where((norm == 0) & (error > 0), math.inf, error)
-    cosines = torch.nn.functional.cosine_similarity(actual, expected, dim=-1)
+    cosines = (actual * expected).sum(-1) / torch.where(norm * size > 0, norm * size, 1.0)
     cosines = torch.where(norm > 0, cosines, 1.0)
     # a cosine beyond its bound counts as an error just as far beyond the tolerance
     error = torch.maximum(error, tolerance * ((1 - cosines) / (1 - cosine)))
@@ -142,7 +142,10 @@ def _located(
 
 def describe(flat: int, shape: Sequence[int], dims: Sequence[str], labels: torch.Tensor | None = None) -> str:
     """A flat index in words, such as ``token 5, head 3``; labels rename the first dim's indices."""
-    index = [int(i) for i in torch.unravel_index(torch.tensor(flat), tuple(shape))]
+    index: list[int] = []
+    for size in reversed(shape):
+        index.insert(0, flat % size)
+        flat //= size
     if labels is not None and index:
         index[0] = int(labels[index[0]])
     return ", ".join(f"{name} {i}" for name, i in zip(dims, index, strict=False))

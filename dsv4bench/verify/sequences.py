@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from dsv4_kernels.cache import PagedCache
-from dsv4_kernels.rope import cos_sin_table
 
-from dsv4bench.model.shape import V3_2, V4_FLASH, LayerKind, ModelShape, Rope
+from dsv4bench.model.shape import V3_2, V4_FLASH, LayerKind, ModelShape
 from dsv4bench.scenario.case import CachePrecision
 from dsv4bench.stack.caches import TENSOR_NAMES, allocate, fill
 from dsv4bench.stack.inputs import Values, constants, page_spans
+from dsv4bench.stack.layer import rope_table
 from dsv4bench.stack.metadata import FULL_BLOCK, STATE_BLOCK, WINDOW_BLOCK, BlockTables, step_metadata
 from dsv4bench.stack.weights import make_weights
 
@@ -41,26 +41,15 @@ def small_shape(kind: LayerKind, device: str = "cpu") -> ModelShape:
     )
 
 
-def rope_table(rope: Rope, positions: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Rotary table of a model's ``Rope``, fp32 [positions, 64]."""
-    return cos_sin_table(
-        positions,
-        rope.theta,
-        rope.factor,
-        rope.original_positions,
-        rope.beta_fast,
-        rope.beta_slow,
-        device=device,
-    )
-
-
 class Sequences:
     """A batch of requests over one layer's caches.
 
     Attributes:
         lens: present length of each request.
         tables: block tables by group (``full``, ``window``, ``state``), int32 [requests, pages]; may be edited.
-        caches: caches by tensor name.
+        caches: caches by tensor name; may be replaced.
+        groups: group of each cache.
+        spare: page of each group that no request owns.
         x: activations by request and position, [requests, limit, hidden]; may be edited.
     """
 
@@ -99,10 +88,10 @@ class Sequences:
         self.limit = limit
         self.lens = list(start) if start is not None else [0] * requests
         generator = torch.Generator().manual_seed(seed)
-        pages = {group: -(-limit // positions) for group, positions in self._page_positions().items()}
-        layer = allocate(kind, precision, {g: requests * n + 1 for g, n in pages.items()}, device=device)
+        columns = self._columns(requests)
+        layer = allocate(kind, precision, {g: sum(map(len, c)) + 1 for g, c in columns.items()}, device=device)
         self.caches: dict[str, PagedCache | torch.Tensor] = dict(layer.caches)
-        self._groups = {
+        self.groups = {
             TENSOR_NAMES[page.kind]: "state" if page.kind.is_state else page.group for page in layer.layout.pages
         }
         if poison is None:
@@ -110,19 +99,18 @@ class Sequences:
         else:
             for cache in self.caches.values():
                 _poison_pages(cache, slice(None), poison)
-        self.spare = {group: layer.blocks[group].stop - 1 for group in pages}
-        self.tables = {}
-        for group, count in pages.items():
-            order = torch.randperm(requests * count, generator=generator).int() + layer.blocks[group].start
-            unused = torch.full((requests, 4), self.spare[group], dtype=torch.int32)
-            self.tables[group] = torch.cat((order.view(requests, count), unused), dim=1).to(device)
+        self.spare = {group: layer.blocks[group].stop - 1 for group in columns}
+        self.tables = {
+            group: self._draw_table(layer.blocks[group], spans, generator).to(device)
+            for group, spans in columns.items()
+        }
         self.weights = weights or make_weights(shape, kind, device=device, dtype=dtype, seed=seed)
         self.cos_sin = rope_table(shape.rope_of(kind), limit, device)
         x = torch.randn(requests, limit, shape.hidden_size, generator=generator, dtype=torch.float32)
         self.x = x.to(device, dtype)
 
-    def _page_positions(self) -> dict[str, int]:
-        """Positions of a page of each group that this layer kind has."""
+    def _columns(self, requests: int) -> dict[str, list[range]]:
+        """Table columns by group that each request will ever need, from its present length on."""
         positions = {}
         if self.kind in FULL_BLOCK:
             positions["full"] = FULL_BLOCK[self.kind]
@@ -130,7 +118,21 @@ class Sequences:
             positions["window"] = WINDOW_BLOCK
         if self.kind in STATE_BLOCK:
             positions["state"] = STATE_BLOCK[self.kind]
-        return positions
+        needed = [page_spans(self.kind, self.shape, n + 1, 1) for n in self.lens]
+        return {
+            group: [range(needed[r][group].start, -(-self.limit // block)) for r in range(requests)]
+            for group, block in positions.items()
+        }
+
+    def _draw_table(self, blocks: range, columns: list[range], generator: torch.Generator) -> torch.Tensor:
+        """Pages in random order where requests need them; everything else points to the spare page, the last one."""
+        order = (torch.randperm(len(blocks) - 1, generator=generator) + blocks.start).int()
+        table = torch.full((len(columns), max((c.stop for c in columns), default=0) + 4), blocks.stop - 1).int()
+        used = 0
+        for row, span in enumerate(columns):
+            table[row, span.start : span.stop] = order[used : used + len(span)]
+            used += len(span)
+        return table
 
     def step(self, query_lens: Sequence[int]) -> Values:
         """Lengthen the requests and return everything the layer's stages read in that step."""
@@ -154,7 +156,7 @@ class Sequences:
             group: {page for row, span in enumerate(spans) for page in self._pages(group, row, span[group])}
             for group in self.tables
         }
-        for name, group in self._groups.items():
+        for name, group in self.groups.items():
             if group == "full":
                 continue
             dead = sorted(set(self.tables[group].flatten().tolist()) - alive[group])

@@ -63,7 +63,9 @@ def sparse_attention(
 def _gather(cache: PagedCache, indices: torch.Tensor, lens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Entries at the listed slots [t, n, dim], zeros where a column doesn't count, and the mask [t, n] of the rest."""
     seen = (torch.arange(indices.shape[1], device=indices.device) < lens[:, None]) & (indices >= 0)
-    return read_entries(cache, torch.where(seen, indices, -1)), seen
+    # windows of neighbouring tokens overlap: decode each slot once
+    slots, place = torch.unique(torch.where(seen, indices, -1), return_inverse=True)
+    return read_entries(cache, slots)[place], seen
 
 
 def _attend(

@@ -1,0 +1,206 @@
+"""One conformance row being tried: runs a provider's stages, checks each, and remembers what was found.
+
+Stages that the provider lacks are filled in by the reference, so a provider of one stage can be tried on whole layers.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from dsv4_kernels import reference
+from dsv4_kernels.cache import PagedCache
+from dsv4_kernels.codec import record_view, scale_view
+
+from dsv4bench.model.shape import LayerKind, ModelShape
+from dsv4bench.model.stage import STAGES, Stage
+from dsv4bench.providers.base import implemented_stages
+from dsv4bench.scenario.case import CachePrecision
+from dsv4bench.stack.inputs import Values
+from dsv4bench.stack.layer import stage_arguments
+from dsv4bench.verify.difference import LAYER_COSINE, LAYER_TOLERANCE, Difference, exact, vector_difference
+from dsv4bench.verify.entries import WRITES
+from dsv4bench.verify.outputs import Outputs
+from dsv4bench.verify.sequences import Sequences, small_shape
+from dsv4bench.verify.stage_check import StageCheck, compare
+
+GUARDED_BYTES = 1 << 26
+"""Caches up to this size are compared as a whole around a stage that writes them, so that stray writes show."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a row is tried with.
+
+    Attributes:
+        kind: layer kind.
+        precision: of the caches.
+        device: torch device.
+        quick: use smaller inputs.
+        seed: of everything random.
+    """
+
+    kind: LayerKind
+    precision: CachePrecision = field(default_factory=CachePrecision)
+    device: str = "cpu"
+    quick: bool = False
+    seed: int = 0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the activations: fp32 over fp32 caches, else bf16."""
+        return torch.float32 if self.precision.main == "fp32" else torch.bfloat16
+
+
+@dataclass
+class Trial:
+    """A provider under one setting.
+
+    Attributes:
+        provider: who is tried.
+        setting: with what.
+        checks: what was found so far, in order.
+        failed_call: stage name and arguments of the first call whose check failed.
+        notes: facts that are neither right nor wrong.
+    """
+
+    provider: object
+    setting: Setting
+    checks: list[StageCheck] = field(default_factory=list)
+    failed_call: tuple[str, dict[str, Any]] | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.implemented = frozenset(implemented_stages(self.provider))
+
+    @property
+    def kind(self) -> LayerKind:
+        """The layer kind."""
+        return self.setting.kind
+
+    @property
+    def shape(self) -> ModelShape:
+        """The small model that rows use unless they say otherwise."""
+        return small_shape(self.kind, self.setting.device)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages of the layer kind, in order."""
+        return STAGES[self.kind]
+
+    def sequences(self, *, requests: int, limit: int, **options: Any) -> Sequences:
+        """Requests under this trial's setting; ``options`` are those of ``Sequences``."""
+        setting = self.setting
+        shape = options.pop("shape", self.shape)
+        precision = replace(setting.precision, slab=options.pop("slab", True))
+        base: dict[str, Any] = {"device": setting.device, "dtype": setting.dtype, "seed": setting.seed}
+        return Sequences(shape, self.kind, precision, requests=requests, limit=limit, **(base | options))
+
+    def generator(self, salt: int = 0) -> torch.Generator:
+        """A generator on the device, the same one for the same salt."""
+        return torch.Generator(self.setting.device).manual_seed(self.setting.seed * 7919 + salt)
+
+    def randn(self, *dims: int, salt: int = 0, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Normal numbers on the device, of the activations' dtype by default."""
+        drawn = torch.randn(dims, generator=self.generator(salt), device=self.setting.device)
+        return drawn.to(dtype or self.setting.dtype)
+
+    def layer(self, values: Values, names: Iterable[str] | None = None) -> None:
+        """Run stages in order (all of the layer's by default) and check each one that the provider implements."""
+        wanted = set(names) if names is not None else {stage.name for stage in self.stages}
+        for stage in self.stages:
+            if stage.name in wanted:
+                result = self.stage(stage.name, **stage_arguments(stage, values))
+                values.update(zip(stage.outputs, result, strict=True))
+
+    def between(self, first: str, last: str) -> tuple[str, ...]:
+        """Names of the layer's stages from one to another, both included."""
+        names = [stage.name for stage in self.stages]
+        return tuple(names[names.index(first) : names.index(last) + 1])
+
+    def stage(self, name: str, **arguments: Any) -> Outputs:
+        """Run one stage, check it, and return its outputs as a tuple; the reference's if it cannot be run."""
+        if name not in self.implemented:
+            return _as_tuple(getattr(reference, name)(**arguments))
+        guard = _snapshot(name, arguments)
+        try:
+            outputs = _as_tuple(getattr(self.provider, name)(**arguments))
+            check = compare(name, arguments, outputs)
+        except Exception as error:  # a provider may raise anything; that is a finding, not a crash
+            message = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            check = StageCheck(name, (Difference("call", math.inf, 0.0, message),))
+            outputs = _as_tuple(getattr(reference, name)(**arguments))
+        if guard is not None and check.ok:
+            check = StageCheck(name, (*check.differences, _stray_writes(name, arguments, guard)))
+        self._record(check, (name, arguments))
+        return outputs
+
+    def plain(self, name: str, **arguments: Any) -> Outputs:
+        """Run one stage without a check, with the reference where the provider lacks it."""
+        owner = self.provider if name in self.implemented else reference
+        return _as_tuple(getattr(owner, name)(**arguments))
+
+    def expect(self, stage: str, what: str, ok: bool, where: str = "", deviation: str = "") -> None:
+        """Record a statement about what a stage did; ignored where the provider lacks the stage."""
+        if stage in self.implemented:
+            self._record(StageCheck(stage, (exact(what, ok, where, deviation),)), None)
+
+    def same(self, stage: str, what: str, actual: torch.Tensor, expected: torch.Tensor) -> None:
+        """Record that two results of the provider must agree within the tolerance of a bf16 layer's rows."""
+        if stage not in self.implemented:
+            return
+        actual, expected = actual.flatten(0, -2), expected.flatten(0, -2)
+        found = vector_difference(what, actual, expected, LAYER_TOLERANCE, LAYER_COSINE, ("row",))
+        self._record(StageCheck(stage, (found,)), None)
+
+    def same_layer(self, actual: torch.Tensor, expected: torch.Tensor) -> None:
+        """Record that two outputs of the layer must agree; ignored where the provider has none of its stages."""
+        if self.implemented & {stage.name for stage in self.stages}:
+            found = vector_difference("y", actual, expected, LAYER_TOLERANCE, LAYER_COSINE, ("row",))
+            self._record(StageCheck("layer", (found,)), None)
+
+    def _record(self, check: StageCheck, call: tuple[str, dict[str, Any]] | None) -> None:
+        self.checks.append(check)
+        if not check.ok and self.failed_call is None and call is not None:
+            self.failed_call = call
+
+
+def _as_tuple(result: Any) -> Outputs:
+    if result is None:
+        return ()
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _snapshot(name: str, arguments: dict[str, Any]) -> torch.Tensor | None:
+    """A copy of the cache that a stage writes, unless it is large."""
+    if name not in WRITES:
+        return None
+    cache = arguments[WRITES[name][0]]
+    raw = cache.pages if isinstance(cache, PagedCache) else cache
+    return raw.clone() if raw.numel() * raw.element_size() <= GUARDED_BYTES else None
+
+
+def _stray_writes(name: str, arguments: dict[str, Any], before: torch.Tensor) -> Difference:
+    """Whether anything but the entries at the stage's slots changed since ``before``."""
+    cache_name, slots_name = WRITES[name]
+    cache, slots = arguments[cache_name], arguments[slots_name]
+    slots = slots[slots >= 0].long()
+    if isinstance(cache, PagedCache):
+        old = PagedCache(before, cache.format, cache.entries)
+        page, entry = slots // cache.entries, slots % cache.entries
+        record_view(old)[page, entry] = record_view(cache)[page, entry]
+        if cache.format.scale_bytes:
+            scale_view(old)[page, entry] = scale_view(cache)[page, entry]
+        changed = (before != cache.pages).any(1)
+    else:
+        block = cache.shape[1]
+        before[slots // block, slots % block] = cache[slots // block, slots % block]
+        changed = (before.view(torch.int32) != cache.view(torch.int32)).flatten(1).any(1)
+    where = f"page {int(changed.int().argmax())}: bytes outside the given slots" if bool(changed.any()) else ""
+    return exact("stray writes", not where, where)
+
+
+def pages_of(tables: torch.Tensor, rows: Sequence[int], columns: range) -> torch.Tensor:
+    """Page ids in some columns of some rows of a block table, flat."""
+    return tables[list(rows), columns.start : columns.stop].flatten().long()
