@@ -19,7 +19,7 @@ Evidences = Mapping[Subject, Evidence]
 LimitsOf = Callable[[Subject, Evidence], Limits]
 """Limits of a subject, given how many rounds were measured."""
 More = Callable[[Collection[Subject]], Evidences]
-"""Double the rounds of subjects; what is returned covers old and new rounds."""
+"""Double the rounds of subjects; what is returned covers old and new rounds, and what else was measured with them."""
 Again = Callable[[Collection[Subject]], Evidences]
 """Measure subjects once more, in a fresh process."""
 

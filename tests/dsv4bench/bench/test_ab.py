@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dsv4bench.analysis.examine import examine
 from dsv4bench.analysis.reason import Reason
 from dsv4bench.analysis.verdict import PRESETS, Outcome
 from dsv4bench.bench.ab import Contest, Party, decide, joined, measure_sides
@@ -237,3 +238,14 @@ def test_joining_rounds_recomputes_the_summary():
     assert both.layer.min == pytest.approx(around(1e-4)[0])
     assert both.layer.mad == pytest.approx(0.5e-4, rel=0.01)
     assert both.stages[0].timing.median == 1.0, "a stage without rounds keeps its summary"
+
+
+@pytest.mark.parametrize(("effect", "sigma"), [(0.0, 0.05), (0.05, 0.03), (-0.1, 0.02)])
+def test_the_files_say_what_the_verdicts_say(tmp_path, effect, sigma):
+    cases = CASES[:2]
+    runs, verdicts = decide(
+        contest(Stage(effect, sigma), cases), tmp_path, silence, lambda run: lambda subject, item: PRESETS["default"]
+    )
+    stored = examine([runs[0]], runs[1]).evidence
+    measured = {verdict.subject: verdict.evidence for verdict in verdicts if verdict.evidence}
+    assert measured == stored
