@@ -18,10 +18,10 @@ Event = Working | Measured | Done
 
 
 def group_cases(cases: Sequence[Case]) -> list[list[Case]]:
-    """Cases by shape, layer kind and cache precision, in order of first appearance: they share weights and caches."""
+    """Cases by what their weights and caches depend on, in order of first appearance: a group shares them."""
     groups: dict[tuple[object, ...], list[Case]] = {}
     for case in cases:
-        groups.setdefault((shape_digest(case.shape), case.kind, case.cache), []).append(case)
+        groups.setdefault((shape_digest(case.shape), case.kind, case.cache, case.weights, case.tp), []).append(case)
     return list(groups.values())
 
 
@@ -43,15 +43,15 @@ class Executor:
         self._worker: Worker | None = None
         self._device = "auto"
 
-    def probe(self, device: str, *, calibrate: bool) -> Found:
-        """Start a worker and ask for the device.
+    def probe(self, device: str, *, calibrate: bool = False, survey: bool = False) -> Found:
+        """Start a worker and ask for the device; see ``messages.Probe``.
 
         Raises:
             UserError: there is no such device.
             MeasurementError: the worker does not come up.
         """
         self._device = device
-        found = self._start(calibrate)
+        found = self._start(Probe(device, calibrate, survey))
         if found.error:
             raise UserError(found.error)
         return found
@@ -73,10 +73,10 @@ class Executor:
             self._worker.kill()
             self._worker = None
 
-    def _start(self, calibrate: bool) -> Found:
+    def _start(self, probe: Probe) -> Found:
         self.close()
         worker = self._worker = self._make_worker(self._log)
-        worker.send(Probe(self._device, calibrate))
+        worker.send(probe)
         try:
             found = worker.receive(START_TIMEOUT)
         except (TimeoutError, EOFError) as error:
@@ -91,7 +91,7 @@ class Executor:
         left = list(sides)
         while left:
             if self._worker is None:
-                self._start(calibrate=False)
+                self._start(Probe(self._device))
             for event in self._attempt(left, group, settings):
                 if isinstance(event, Measured):
                     left = [case for case in left if case.case_id != event.row.case_id]

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dsv4_kernels.weight import Fp8Weight
-
 from dsv4bench.bench.failure import UnsupportedError
 from dsv4bench.bench.settings import Settings
 from dsv4bench.bench.timers import Call
@@ -51,11 +49,6 @@ class Side:
         """The stages that are timed."""
         names = self.case.stage_names
         return tuple(stage for stage in self.stages if stage.name in names)
-
-    def weight_bytes(self, stage: Stage) -> int:
-        """Bytes of an element of a stage's weight: 2 for bf16, 1 for fp8 with block scales; 2 where it has none."""
-        weight = self.layer.weights.get(stage.inputs.get("weight", ""))
-        return 1 if isinstance(weight, Fp8Weight) else 2
 
     def inputs(self, seed: int) -> Values:
         """Fresh inputs, and every output of the timed stages and of those ahead of them, from one pass."""
@@ -148,6 +141,7 @@ def _require(provider: Provider, spec: str, stages: tuple[str, ...], case: Case,
         indexer=case.cache.indexer,
         num_heads=case.shape.num_heads,
         phase=case.workload.phase,
+        weights=case.weights.precision,
     )
     support = provider.supports(need)
     if not support.ok:

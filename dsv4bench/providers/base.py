@@ -40,6 +40,7 @@ class Need:
         indexer: precision of the indexer cache (``fp8``, ``fp4``, ``bf16``, ``fp32``).
         num_heads: query heads of this rank.
         phase: ``decode``, ``prefill`` or ``mixed``.
+        weights: precision of the large projections' weights: ``bf16``, or ``fp8`` (``dsv4_kernels.weight.Fp8Weight``).
     """
 
     kind: LayerKind
@@ -49,6 +50,7 @@ class Need:
     indexer: str
     num_heads: int
     phase: str
+    weights: str = "bf16"
 
 
 @runtime_checkable

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 from dsv4bench.model.shape import LayerKind, ModelShape
@@ -66,6 +67,33 @@ class ProviderChoice:
 
 
 @dataclass(frozen=True)
+class WeightChoice:
+    """Precision of the large projections' weights, and where weights come from.
+
+    Attributes:
+        precision: ``bf16``, or ``fp8`` with a scale per block of 128 × 128.
+        checkpoint: directory of safetensors; empty for random weights.
+        layer: which layer of the checkpoint.
+    """
+
+    precision: str = "bf16"
+    checkpoint: str = ""
+    layer: int = 0
+
+    def describe(self) -> dict[str, str]:
+        """As plain data for rows and ids; nothing for random bf16 weights, so that ids outlive this choice."""
+        described = {} if self.precision == "bf16" else {"weights": self.precision}
+        if self.checkpoint:
+            described["checkpoint"] = f"{PurePath(self.checkpoint).name}#{self.layer}"
+        return described
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Parts of a case's label, for example ``fp8-weights``; none for random bf16 ones."""
+        return tuple(f"{value}-weights" if key == "weights" else value for key, value in self.describe().items())
+
+
+@dataclass(frozen=True)
 class Case:
     """One measurement: shape × layer × workload × cache × execution × provider.
 
@@ -79,6 +107,7 @@ class Case:
         provider: who runs the stages.
         stages: stage names to run on their own (``kind: stage``); empty for whole layers.
         tp: tensor-parallel size that ``shape`` is a rank of.
+        weights: their precision and origin.
     """
 
     scenario_kind: str
@@ -90,6 +119,7 @@ class Case:
     provider: ProviderChoice
     stages: tuple[str, ...] = field(default=())
     tp: int = 1
+    weights: WeightChoice = WeightChoice()
 
     @property
     def stage_names(self) -> tuple[str, ...]:
@@ -113,6 +143,7 @@ class Case:
             "provider": self.provider.label,
             "stages": list(self.stages),
             "tp": self.tp,
+            **self.weights.describe(),
         }
 
     @property
@@ -134,6 +165,7 @@ class Case:
         """Readable and unique within a scenario; what ``--only`` matches."""
         model = self.shape.name + (f"-tp{self.tp}" if self.tp > 1 else "")
         parts = [model, self.kind.value, self.workload.label, self.cache.label, self.execution.label]
+        parts += self.weights.labels
         if self.stages:
             parts.append("+".join(self.stages))
         return "/".join((*parts, self.provider.label))

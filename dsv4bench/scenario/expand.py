@@ -7,8 +7,8 @@ from dsv4bench.errors import UserError
 from dsv4bench.model.config import load_shape
 from dsv4bench.model.shape import V3_2, LayerKind, ModelShape
 from dsv4bench.model.stage import STAGES
-from dsv4bench.scenario.case import CachePrecision, Case, Execution, ProviderChoice
-from dsv4bench.scenario.schema import ProviderEntry, Scenario, WorkloadSection
+from dsv4bench.scenario.case import CachePrecision, Case, Execution, ProviderChoice, WeightChoice
+from dsv4bench.scenario.schema import ProviderEntry, Scenario, WeightsSection, WorkloadSection
 from dsv4bench.scenario.workload import Workload
 
 
@@ -25,6 +25,7 @@ def expand(scenario: Scenario) -> list[Case]:
         scenario.tp,
         _workloads(scenario.workload),
         [CachePrecision(*point) for point in product(cache.main, cache.indexer, cache.slab)],
+        _weights(scenario.weights),
         [Execution(*point) for point in product(schedule.streams, schedule.graph)],
         [_choice(entry) for entry in scenario.providers],
     )
@@ -39,8 +40,9 @@ def expand(scenario: Scenario) -> list[Case]:
             provider=provider,
             stages=tuple(scenario.stages or ()),
             tp=tp,
+            weights=weights,
         )
-        for (shape, kind), tp, workload, precision, execution, provider in grid
+        for (shape, kind), tp, workload, precision, weights, execution, provider in grid
     ]
     with_stages = [case for case in cases if case.stage_names]
     if not with_stages:
@@ -66,10 +68,27 @@ def _layers(scenario: Scenario) -> list[tuple[ModelShape, LayerKind]]:
         if not kinds and not (wanted and LayerKind.DSA in wanted):
             have, asked = ", ".join(shape.kinds), ", ".join(wanted or ())
             raise UserError(f"model {shape.name} has layers {have}, none of the layers asked for: {asked}")
+        if scenario.weights.layer is not None:
+            kinds = [_kind_of_layer(shape, scenario.weights.layer)]
         found += [(shape, kind) for kind in kinds]
-    if wanted and LayerKind.DSA in wanted and all(kind is not LayerKind.DSA for _, kind in found):
+    if (
+        wanted
+        and LayerKind.DSA in wanted
+        and scenario.weights.layer is None
+        and all(kind is not LayerKind.DSA for _, kind in found)
+    ):
         found.append((V3_2, LayerKind.DSA))
     return found
+
+
+def _kind_of_layer(shape: ModelShape, layer: int) -> LayerKind:
+    if layer >= len(shape.layers):
+        raise UserError(f"weights.layer {layer}: {shape.name} has layers 0 to {len(shape.layers) - 1}")
+    return shape.layers[layer]
+
+
+def _weights(section: WeightsSection) -> list[WeightChoice]:
+    return [WeightChoice(precision, section.checkpoint or "", section.layer or 0) for precision in section.precision]
 
 
 def _workloads(section: WorkloadSection) -> list[Workload]:

@@ -58,6 +58,7 @@ Boundary = Literal["spread", "all", "none", "c4a"]
 IndexPattern = Literal["random", "recent", "clustered"]
 MainPrecision = Literal["fp8", "bf16", "fp32"]
 IndexerPrecision = Literal["fp8", "fp4", "bf16", "fp32"]
+WeightPrecision = Literal["bf16", "fp8"]
 Streams = Literal["serial", "multi", "multi3"]
 
 
@@ -162,6 +163,23 @@ class CacheSection(Section):
     """Interleave the pages of a layer's caches in one slab, as an engine allocates them."""
 
 
+class WeightsSection(Section):
+    """Weights of the projections."""
+
+    precision: Annotated[list[WeightPrecision], _axis(WeightPrecision)] = ["bf16"]
+    """Large projections: bf16, or fp8 with a scale per 128 x 128 block and activations scaled per 128."""
+    checkpoint: str | None = None
+    """Directory of safetensors to read a layer from; default: random weights."""
+    layer: Annotated[int, Field(ge=0)] | None = None
+    """Which layer of the checkpoint; its kind is the only one measured."""
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> "WeightsSection":
+        if (self.checkpoint is None) != (self.layer is None):
+            raise ValueError("checkpoint and layer go together")
+        return self
+
+
 class ScheduleSection(Section):
     """How stages are launched."""
 
@@ -223,6 +241,8 @@ class Scenario(Section):
     """The steps."""
     cache: CacheSection = CacheSection()
     """Cache precisions."""
+    weights: WeightsSection = WeightsSection()
+    """Weights of the projections."""
     providers: Annotated[
         list[ProviderEntry],
         BeforeValidator(_as_list, json_schema_input_type=ProviderEntry | list[ProviderEntry]),

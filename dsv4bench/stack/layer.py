@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,13 +13,16 @@ from dsv4_kernels.weight import Weight
 from dsv4bench.model.shape import LayerKind, ModelShape, Rope
 from dsv4bench.model.stage import Stage
 from dsv4bench.providers.base import stage_method
-from dsv4bench.scenario.case import CachePrecision
+from dsv4bench.scenario.case import CachePrecision, WeightChoice
 from dsv4bench.scenario.workload import Workload
 from dsv4bench.stack.caches import LayerCaches, allocate, fill
+from dsv4bench.stack.checkpoint import load_weights
 from dsv4bench.stack.inputs import Values, capacity, draw
 from dsv4bench.stack.scopes import scope
 from dsv4bench.stack.selection import PLANTED
 from dsv4bench.stack.weights import make_weights
+
+RANDOM_BF16 = WeightChoice()
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,8 @@ def prepare(
     seed: int = 0,
     dtype: torch.dtype = torch.bfloat16,
     weights: Mapping[str, Weight] | None = None,
+    choice: WeightChoice = RANDOM_BF16,
+    tp: int = 1,
 ) -> Layer:
     """Make a layer whose caches hold any one of the workloads at a time.
 
@@ -79,13 +85,29 @@ def prepare(
         device: where everything lives.
         seed: of weights and cache contents.
         dtype: of activations and weights.
-        weights: to share between layers; drawn from the seed otherwise.
+        weights: to share between layers; made as ``choice`` says otherwise.
+        choice: precision of weights, and the checkpoint that they are read from rather than drawn from the seed.
+        tp: tensor-parallel size that ``shape`` is a rank of; of a checkpoint, the first rank's share is read.
+
+    Raises:
+        UserError: a checkpoint that doesn't hold the layer.
     """
     caches = allocate(kind, precision, capacity(kind, shape, list(workloads)), device=device)
     fill(caches, seed=seed)
     rows = max(max(workload.seq_lens) for workload in workloads)
-    if weights is None:
-        weights = make_weights(shape, kind, device=device, dtype=dtype, seed=seed)
+    if weights is None and choice.checkpoint:
+        weights = load_weights(
+            Path(choice.checkpoint),
+            choice.layer,
+            shape,
+            kind,
+            device=device,
+            dtype=dtype,
+            precision=choice.precision,
+            tp=tp,
+        )
+    elif weights is None:
+        weights = make_weights(shape, kind, device=device, dtype=dtype, seed=seed, precision=choice.precision)
     return Layer(shape, kind, precision, weights, caches, rope_table(shape.rope_of(kind), rows, str(device)), dtype)
 
 
