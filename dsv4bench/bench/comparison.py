@@ -211,11 +211,8 @@ class Comparison:
             what = name if len(side.timed) > 1 else WHOLE
             alone = case.scenario_kind == "stage"  # there the stages are what is compared, so they keep their rounds
             timing = timing_of(windows, what, contender.launches.get(what), keep_rounds=alone)
-            extra = {"weight_bytes": side.weight_bytes(stage)}
             provider = case.provider.of(name)
-            stages.append(
-                StageRow(name=name, provider=provider, timing=timing, accuracy=accuracy.get(name), extra=extra)
-            )
+            stages.append(StageRow(name=name, provider=provider, timing=timing, accuracy=accuracy.get(name)))
         whole = timing_of(windows, WHOLE, contender.launches.get(WHOLE), keep_rounds=True)
         about: dict[str, Any] = {"discarded_windows": sum(window.discarded for window in windows)}
         if contender.compiled:

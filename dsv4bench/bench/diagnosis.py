@@ -127,7 +127,7 @@ def _device(text: str) -> Iterator[Finding]:
         log = Path(folder) / "worker.log"
         executor = Executor(log)
         try:
-            found = executor.probe(text, calibrate=False)
+            found = executor.probe(text, survey=True)
         except UserError as error:
             yield Finding("device", WARNING, str(error))
             return

@@ -16,10 +16,15 @@ from dsv4bench.scenario.case import Case
 
 @dataclass(frozen=True)
 class Probe:
-    """Find the device; with ``calibrate`` also measure its ceilings and what the timers read for nothing."""
+    """Find the device.
+
+    With ``calibrate`` also measure its ceilings and what the timers read for known work, with ``survey`` try every
+    timer. A survey attaches a profiler, which is not something to time behind.
+    """
 
     device: str
-    calibrate: bool
+    calibrate: bool = False
+    survey: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,7 @@ class Found:
     device: Device | None
     ceilings: Ceilings | None = None
     timer_floor: dict[str, float] = field(default_factory=dict)
+    calibration: dict[str, dict[str, float]] = field(default_factory=dict)
     error: str = ""
 
 

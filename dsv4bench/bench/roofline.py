@@ -12,10 +12,11 @@ from dsv4bench.results.row import Row, StageRow, Status
 from dsv4bench.scenario.case import Case
 
 
-def cost_of(case: Case, stage: str, weight_bytes: int = 2) -> Cost:
+def cost_of(case: Case, stage: str) -> Cost:
     """Least bytes and FLOPs of a stage of a case."""
     workload, cache = case.workload, case.cache
     lens = (workload.seq_lens, workload.query_lens)
+    weight_bytes = 1 if case.weights.precision == "fp8" else 2
     return stage_cost(stage, LayerStep(case.shape, case.kind, *lens, cache.main, cache.indexer, weight_bytes))
 
 
@@ -30,7 +31,7 @@ def with_floors(row: Row, case: Case, settings: Settings, ceilings: Ceilings | N
     gpu = gpu_of_device(settings.device.name) if settings.device.name else None
     datasheet = Peaks.datasheet(gpu) if gpu else None
     own = (Peaks.measured(ceilings, gpu) if ceilings else None) or datasheet
-    costs = [cost_of(case, stage.name, stage.extra["weight_bytes"]) for stage in row.stages]
+    costs = [cost_of(case, stage.name) for stage in row.stages]
     if datasheet and (reason := _impossible(row, costs, datasheet)):
         return settings.failed(case, Status.INVALID_RATE, reason).model_copy(update={"memory": row.memory})
     stages = [_with_floor(stage, cost, own, datasheet) for stage, cost in zip(row.stages, costs, strict=True)]

@@ -202,6 +202,7 @@ def make_manifest(request: Request, run_id: str, found: Found, environment: Envi
         environment=environment,
         ceilings=found.ceilings,
         timer_floor=found.timer_floor,
+        calibration=found.calibration,
         planned=[PlannedCase(case_id=case.case_id, label=case.label) for case in request.cases],
         warnings=warnings,
     )

@@ -3,9 +3,9 @@
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from statistics import median
 from typing import Any
 
+from dsv4bench.bench.calibration import timer_calibration, timer_floors
 from dsv4bench.bench.comparison import AwaitTurn, Comparison, PoisonedError
 from dsv4bench.bench.compilation import watch_compilation
 from dsv4bench.bench.device import Device, find_device
@@ -40,11 +40,12 @@ class Workshop:
             import torch
 
             torch.cuda.set_device(device.index)
-        timers = {name: make_timer(name).unavailable() for name in TIMERS}
-        device = replace(device, timers=timers)
+        if task.survey:
+            device = replace(device, timers={name: make_timer(name).unavailable() for name in TIMERS})
         if not task.calibrate:
             return Found(device)
-        return Found(device, self._ceilings(device), timer_floors(timers))
+        timers = ("wall",) if device.type == "cpu" else ("events", "graph")
+        return Found(device, self._ceilings(device), timer_floors(timers), timer_calibration(timers))
 
     def measure(self, task: Measure) -> bool:
         """Measure a comparison and send its rows; False when the device no longer works."""
@@ -107,6 +108,8 @@ class Workshop:
             [case.workload for case in cases],
             device=settings.device.torch_name,
             seed=settings.timing.seed,
+            choice=first.weights,
+            tp=first.tp,
         )
         self._group = tuple(cases)
         return self._layer
@@ -118,16 +121,3 @@ class Workshop:
             return None
         with self._spending.on("ceilings"):
             return measure_ceilings(device.torch_name)
-
-
-def timer_floors(timers: dict[str, str]) -> dict[str, float]:
-    """What each available timer reads for a call that does nothing, seconds."""
-    floors = {}
-    for name, unavailable in timers.items():
-        if not unavailable and name != "cupti":
-            floors[name] = median(make_timer(name).time([_nothing], 10, 100, None).seconds)
-    return floors
-
-
-def _nothing() -> None:
-    return None

@@ -47,6 +47,8 @@ class Manifest(Model):
     environment: Environment
     ceilings: Ceilings | None = None
     timer_floor: dict[str, float] = Field(default_factory=dict)
+    calibration: dict[str, dict[str, float]] = Field(default_factory=dict)
+    """Timer → nanoseconds asked of a spinning kernel → seconds read for it."""
     planned: list[PlannedCase] = Field(default_factory=list)
     warnings: list[str] = Field(default_factory=list)
     spent: dict[str, float] = Field(default_factory=dict)

@@ -1,5 +1,7 @@
 """Floors in rows, and rates that no card can reach."""
 
+from dataclasses import replace
+
 import pytest
 
 from dsv4bench.analysis.roofline import Peaks
@@ -9,6 +11,7 @@ from dsv4bench.bench.settings import Settings
 from dsv4bench.model.gpus import gpu_named
 from dsv4bench.results.manifest import Ceilings
 from dsv4bench.results.row import Row, StageRow, Status, Timing
+from dsv4bench.scenario.case import WeightChoice
 from dsv4bench.scenario.expand import expand
 from dsv4bench.scenario.schema import Scenario
 
@@ -36,7 +39,6 @@ def measured(seconds, device=H200, ceilings=CEILINGS, streams="serial", **timing
             name=name,
             provider="eager",
             timing=Timing(median=took, min=took, mad=0.0),
-            extra={"weight_bytes": 2},
         )
         for name, took in (("query_projection", 1e-3), ("query_norm_rope_insert", seconds))
     ]
@@ -111,6 +113,7 @@ def test_without_a_known_card_bytes_and_flops_are_all_there_is():
 
 def test_fp8_weights_halve_the_bytes_of_a_projection():
     _, case = measured(1e-3)
-    wide, narrow = cost_of(case, "query_projection"), cost_of(case, "query_projection", weight_bytes=1)
+    fp8 = replace(case, weights=WeightChoice("fp8"))
+    wide, narrow = cost_of(case, "query_projection"), cost_of(fp8, "query_projection")
     assert narrow.bytes < 0.7 * wide.bytes
     assert (wide.unit, narrow.unit) == ("bf16", "fp8")

@@ -62,7 +62,7 @@ def test_timers_of_a_card_are_listed_with_the_reason_that_one_is_not_usable(monk
     )
 
     class Executor(SimpleNamespace):
-        def probe(self, text, calibrate):
+        def probe(self, text, survey):
             return diagnosis.Found(device)
 
         def close(self):
