@@ -105,7 +105,7 @@ def _examine_row(findings: Findings, row: Row, past: Sequence[_Past], reshaped: 
         detail = case_differences(reshaped[-1].base, row)
         findings.verdicts.append(_plain(row, Outcome.INCOMPARABLE, Reason.SHAPE_CHANGED, detail))
     elif not measured_before:
-        findings.verdicts.append(_plain(row, Outcome.INCONCLUSIVE, Reason.NO_BASELINE))
+        findings.verdicts.append(_without_base(row, past))
     else:
         findings.verdicts += judge_memory(past[-1].pair, same_machine=not past[-1].machine)
         for metric, timing in timings(row):
@@ -114,6 +114,15 @@ def _examine_row(findings: Findings, row: Row, past: Sequence[_Past], reshaped: 
                 findings.verdicts.append(result)
             else:
                 findings.evidence[Subject(row.case_id, metric, row.label)] = result
+
+
+def _without_base(row: Row, past: Sequence[_Past]) -> Verdict:
+    """The verdict on a row whose base has no number: it broke, or there never was one."""
+    broken = [item.pair.base for item in past if item.pair.base.status not in NOT_RUNNABLE]
+    if not broken:
+        return _plain(row, Outcome.INCONCLUSIVE, Reason.NO_BASELINE)
+    detail = f"base side {broken[-1].status.value}: {broken[-1].reason}"
+    return _plain(row, Outcome.FAILED, Reason.MEASUREMENT_FAILED, detail)
 
 
 def _time(row: Row, metric: str, timing: Timing, past: Sequence[_Past], paired: bool) -> Verdict | Evidence:

@@ -4,7 +4,7 @@ The harness stays that of the process that started: only what the repository pro
 scenario names) comes from the revision, so that two revisions are measured by the same rules.
 """
 
-import importlib.util
+import importlib
 import os
 import subprocess
 import sys
@@ -18,8 +18,10 @@ from dsv4bench.errors import MeasurementError, UserError
 
 PROVIDERS = "dsv4bench.providers"
 """The one package of the harness that a revision of this very repository replaces."""
-REPLACED = (PROVIDERS, "dsv4_kernels")
-"""Packages that must not be imported before a revision is adopted."""
+HARNESS = (f"{PROVIDERS}.base", f"{PROVIDERS}.registry")
+"""What of it belongs to the harness all the same: how providers are asked and found."""
+KERNELS = "dsv4_kernels"
+"""The kernel library, which is replaced as a whole."""
 
 
 @dataclass(frozen=True)
@@ -73,32 +75,20 @@ def check_out(revision: str, build: str = "") -> Iterator[Checkout]:
 
 def adopt(checkout: Checkout) -> None:
     """Make this process take the repository's code from a revision: working directory, import path, providers."""
-    for name in [name for name in sys.modules if name.split(".")[0] in REPLACED or name.startswith(PROVIDERS)]:
+    for name in [name for name in sys.modules if name.split(".")[0] == KERNELS or name.startswith(PROVIDERS)]:
         del sys.modules[name]
     moved = (checkout.inside(Path(entry or ".").resolve()) for entry in sys.path)
     sys.path[:] = [str(new) if new else old for old, new in zip(sys.path, moved, strict=True)]
     here = checkout.inside(Path.cwd().resolve())
     os.chdir(here or checkout.path)
     kernels = checkout.path / "kernels"
-    if (kernels / "dsv4_kernels").is_dir() and str(kernels) not in sys.path:
+    if (kernels / KERNELS).is_dir() and str(kernels) not in sys.path:
         sys.path.insert(0, str(kernels))
-    providers = checkout.path / "dsv4bench" / "providers"
-    if providers.is_dir():
-        _replace_package(PROVIDERS, providers)
-
-
-def _replace_package(name: str, folder: Path) -> None:
-    """Import a package from a folder, whatever its parent package says."""
-    spec = importlib.util.spec_from_file_location(
-        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    if spec is None or spec.loader is None:
-        raise UserError(f"{folder} is not a Python package")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    parent, _, child = name.rpartition(".")
-    setattr(importlib.import_module(parent), child, module)
+    revised = checkout.path / "dsv4bench" / "providers"
+    if revised.is_dir():
+        for part in HARNESS:
+            importlib.import_module(part)
+        sys.modules[PROVIDERS].__path__ = [str(revised)]
 
 
 def _build(command: str, folder: Path) -> None:

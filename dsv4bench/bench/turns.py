@@ -66,9 +66,10 @@ class Lane:
         try:
             found = worker.receive(START_TIMEOUT)
         except (TimeoutError, EOFError) as error:
-            how = "does not answer" if isinstance(error, TimeoutError) else worker.obituary()
+            how = "it does not answer" if isinstance(error, TimeoutError) else worker.obituary()
             self.close()
-            raise MeasurementError(f"no worker process comes up: {how}; see {self.log}") from error
+            where = f" with the kernels of {self.checkout.sha[:12]}" if self.checkout else ""
+            raise MeasurementError(f"no worker process comes up{where}: {how}{_last_words(self.log)}") from error
         assert isinstance(found, Found)
         if found.error:
             raise UserError(found.error)
@@ -161,6 +162,12 @@ class Turns:
                 if not event.healthy:
                     lane.close()
                 return
+
+
+def _last_words(log: Path) -> str:
+    """The last line of a log, which is what a Python process dies with."""
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
+    return f" ({lines[-1]}); see {log}" if lines else ""
 
 
 def group_pairs(pairs: Sequence[Pair]) -> list[list[Pair]]:

@@ -77,6 +77,12 @@ def test_a_case_that_broke_is_a_failed_measurement(status):
     assert found == (Outcome.FAILED, Reason.MEASUREMENT_FAILED, f"{status.value}: illegal memory access")
 
 
+def test_a_base_that_broke_is_a_failed_measurement_and_not_a_missing_baseline():
+    broken = row("case", status=Status.RUNTIME_ERROR, reason="illegal memory access")
+    found = only_verdict(examine([run([broken])], run([SAME])))
+    assert found == (Outcome.FAILED, Reason.MEASUREMENT_FAILED, "base side runtime_error: illegal memory access")
+
+
 def test_a_case_that_no_longer_runs_is_a_failed_measurement():
     gone = row("case", status=Status.UNSUPPORTED, reason="needs sm_90")
     assert only_verdict(examine([run([BASE])], run([gone])))[0] is Outcome.FAILED

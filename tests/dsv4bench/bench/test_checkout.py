@@ -74,9 +74,10 @@ def test_uncommitted_changes_of_the_working_tree_stay_out_of_a_revision(reposito
 
 
 def test_the_harness_stays_that_of_the_process_and_only_providers_are_replaced(repository):
-    for package in ("bench", "providers"):
+    for package in ("bench", "providers", "providers/eager"):
         (repository / "dsv4bench" / package).mkdir(parents=True)
         (repository / "dsv4bench" / package / "__init__.py").write_text("ORIGIN = 'revision'\n")
+    (repository / "dsv4bench/providers/base.py").write_text("ORIGIN = 'revision'\n")
     (repository / "dsv4bench/__init__.py").write_text("")
     (repository / "kernels/dsv4_kernels").mkdir(parents=True)
     (repository / "kernels/dsv4_kernels/__init__.py").write_text("ORIGIN = 'revision'\n")
@@ -84,10 +85,12 @@ def test_the_harness_stays_that_of_the_process_and_only_providers_are_replaced(r
     git(repository, "commit", "-q", "-m", "Its own providers")
     with check_out("HEAD") as checkout:
         code = """
-            import dsv4_kernels, dsv4bench.bench, dsv4bench.providers
-            print([getattr(m, "ORIGIN", "harness") for m in (dsv4_kernels, dsv4bench.bench, dsv4bench.providers)])
+            import dsv4_kernels, dsv4bench.bench, dsv4bench.providers.base, dsv4bench.providers.eager
+            from dsv4bench import bench, providers
+            parts = dsv4_kernels, providers.eager, bench, providers.base
+            print([getattr(part, "ORIGIN", "harness") for part in parts])
         """
-        assert adopted(checkout, code) == "['revision', 'harness', 'revision']"
+        assert adopted(checkout, code) == "['revision', 'revision', 'harness', 'harness']"
 
 
 def test_a_build_runs_in_the_worktree_and_its_failure_is_named(repository):
