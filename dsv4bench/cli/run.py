@@ -50,6 +50,10 @@ def run(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the scenario.")
     ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Read a layer's weights from a checkpoint's safetensors.")
+    ] = None,
+    layer: Annotated[int | None, typer.Option(min=0, metavar="N", help="Which layer of --weights.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cases and stop.")] = False,
     roofline: Annotated[bool, typer.Option("--roofline", help="With --dry-run: floors of every stage.")] = False,
     gpu: Annotated[
@@ -66,13 +70,14 @@ def run(
     input; 130 on Ctrl-C, which leaves a run that --resume finishes.
     """
     if resume is not None:
-        if scenario is not None or only or provider or overrides or dry_run:
+        if scenario is not None or only or provider or overrides or weights or dry_run:
             raise UserError("--resume RUN takes everything else from the run; give it alone")
         _report(_resumed(resume, check), format, stages)
         return
     if scenario is None:
         raise UserError("which scenario? `dsv4bench list scenarios` shows those that ship")
-    resolved = load_scenario(scenario, [*(overrides or ()), *provider_override(provider)])
+    read = weights_override(weights, layer)
+    resolved = load_scenario(scenario, [*(overrides or ()), *provider_override(provider), *read])
     cases = selected_cases(resolved, only or [])
     if (roofline or gpu) and not dry_run:
         raise UserError("--roofline and --gpu go with --dry-run; a real run stores floors anyway")
@@ -80,6 +85,8 @@ def run(
         _print_plan(cases, format, roofline, gpu)
         return
     words = ["dsv4bench", "run", scenario, *_repeated("--set", overrides), *_repeated("--provider", provider)]
+    if weights is not None:
+        words += ["--weights", str(weights), "--layer", str(layer)]
     if device != "auto":
         words += ["--device", device]
     path = out or new_run_path(RUNS, resolved.name)
@@ -100,6 +107,17 @@ def selected_cases(scenario: Scenario, only: Sequence[str]) -> list[Case]:
     for spec in dict.fromkeys(name for case in chosen for name in case.provider.names):
         require_known(spec)
     return chosen
+
+
+def weights_override(weights: Path | None, layer: int | None) -> list[str]:
+    """``--weights`` and ``--layer`` as overrides of the scenario's ``weights``."""
+    if weights is None and layer is None:
+        return []
+    if weights is None or layer is None:
+        raise UserError("--weights DIR and --layer N go together")
+    if not weights.is_dir():
+        raise UserError(f"--weights {weights}: no such directory")
+    return [f"weights.checkpoint={json.dumps(str(weights))}", f"weights.layer={layer}"]
 
 
 def provider_override(providers: Sequence[str] | None) -> list[str]:
