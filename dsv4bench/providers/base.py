@@ -4,7 +4,10 @@ A provider needs no base class. It has ``name``, ``supports(case)`` and methods 
 each one's parameters and result). Where one call covers several stages, ``covers`` says so.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from inspect import signature
 from typing import Any, Protocol, runtime_checkable
 
 from dsv4bench.model.shape import LayerKind
@@ -73,6 +76,20 @@ def missing_stages(provider: object, kind: LayerKind) -> tuple[str, ...]:
     """Stages of a layer kind that ``provider`` lacks."""
     have = set(implemented_stages(provider))
     return tuple(stage.name for stage in STAGES[kind] if stage.name not in have)
+
+
+@lru_cache(maxsize=1024)
+def further_parameters(method: Callable[..., Any]) -> tuple[str, ...]:
+    """Keyword parameters of a method that have a default: what it takes if it is to be had.
+
+    A stage's method may name tensors of the step there that are not among the stage's own parameters; whoever has them
+    hands them over, and whoever calls a single stage need not.
+    """
+    try:
+        parameters = signature(method).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is None)
 
 
 def stage_method(provider: object, name: str) -> Any:

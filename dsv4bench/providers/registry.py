@@ -21,6 +21,7 @@ BUILT_IN = {
     "eager": "dsv4bench.providers.eager:EagerProvider",
     "triton": "dsv4bench.providers.triton:TritonProvider",
     "triton-unfused": "dsv4bench.providers.triton_unfused:TritonUnfusedProvider",
+    "vllm": "dsv4bench.providers.vllm:VllmProvider",
 }
 """``module:attribute`` of the providers that ship, by name."""
 

@@ -1,6 +1,6 @@
 """A layer ready to run, and running it: stages by name over a dictionary of tensors."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +12,7 @@ from dsv4_kernels.weight import Weight
 
 from dsv4bench.model.shape import LayerKind, ModelShape, Rope
 from dsv4bench.model.stage import Stage
-from dsv4bench.providers.base import stage_method
+from dsv4bench.providers.base import further_parameters, stage_method
 from dsv4bench.scenario.case import CachePrecision, WeightChoice
 from dsv4bench.scenario.workload import Workload
 from dsv4bench.stack.caches import LayerCaches, allocate, fill
@@ -128,10 +128,17 @@ def stage_arguments(stage: Stage, values: Values) -> dict[str, Any]:
     return {parameter: values.get(PLANTED + tensor, values[tensor]) for parameter, tensor in stage.inputs.items()}
 
 
+def further_arguments(method: Callable[..., Any], stage: Stage, values: Values) -> dict[str, Any]:
+    """Tensors of the step that a method takes beside its stage's own parameters, as far as they are there."""
+    names = [name for name in further_parameters(method) if name not in stage.inputs]
+    return {name: values.get(PLANTED + name, values[name]) for name in names if name in values}
+
+
 def run_stage(stage: Stage, provider: object, values: Values) -> None:
     """Run one stage and store its outputs in ``values``; caches are written in place."""
+    method = stage_method(provider, stage.name)
     with scope(stage.name):
-        result = stage_method(provider, stage.name)(**stage_arguments(stage, values))
+        result = method(**stage_arguments(stage, values), **further_arguments(method, stage, values))
     if len(stage.outputs) == 1:
         values[stage.outputs[0]] = result
     elif stage.outputs:
