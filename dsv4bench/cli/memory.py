@@ -11,9 +11,17 @@ from rich.console import Console
 from dsv4bench.cli import memory_options as opt
 from dsv4bench.errors import UserError
 from dsv4bench.memory.account import Account, account, to_json
-from dsv4bench.memory.budget import VLLM_LOGITS_BUDGET, Budget, Given, given_budget, gpu_budget
+from dsv4bench.memory.budget import (
+    VLLM_LOGITS_BUDGET,
+    Budget,
+    Given,
+    attention_workspaces,
+    given_budget,
+    gpu_budget,
+)  # fmt: skip
 from dsv4bench.memory.deployment import Deployment
 from dsv4bench.memory.engines import ENGINES, Engine, engine_named
+from dsv4bench.memory.engines.llamacpp import LlamaCpp
 from dsv4bench.memory.engines.vllm import Vllm
 from dsv4bench.memory.ideal import INDEXER_PRECISIONS
 from dsv4bench.memory.rates import Rates
@@ -163,16 +171,17 @@ def _budget(
     chunked = _bytes(logits, "--logits-budget")
     if chunked is None and isinstance(engine, Vllm):
         chunked = VLLM_LOGITS_BUDGET
+    workspaces = () if isinstance(engine, LlamaCpp) else attention_workspaces(deployment, chunked)
     if available is not None:
         if sizes != Given():
             raise UserError("--weights, --activations and --cuda-graphs go with --gpu; --available is what they leave")
-        return given_budget(parse_bytes(available, "--available"), deployment, chunked)
+        return given_budget(parse_bytes(available, "--available"), deployment, workspaces)
     if gpu is None:
         if sizes != Given():
             raise UserError("--weights, --activations and --cuda-graphs need --gpu, such as --gpu 8xH200")
         return None
     count, known = parse_gpus(gpu)
-    return gpu_budget(deployment, known, count, utilization, sizes, chunked)
+    return gpu_budget(deployment, known, count, utilization, sizes, workspaces)
 
 
 # --- outputs ---------------------------------------------------------------------------------------------------------

@@ -45,15 +45,23 @@ class Budget:
     available_bytes: int
 
 
-def given_budget(available: int, deployment: Deployment, logits_budget: int | None) -> Budget:
+def given_budget(available: int, deployment: Deployment, workspaces: tuple[Workspace, ...]) -> Budget:
     """The budget of a deployment whose available cache memory is known, as an engine logs it; nothing is taken off."""
-    count = deployment.tp * deployment.dp * deployment.pp
-    lines = tuple(_chunked(line, logits_budget) for line in computed_workspaces(deployment))
-    return Budget(None, count, 1.0, lines, available)
+    return Budget(None, deployment.tp * deployment.dp * deployment.pp, 1.0, workspaces, available)
+
+
+def attention_workspaces(deployment: Deployment, logits_budget: int | None) -> tuple[Workspace, ...]:
+    """The workspaces that follow from the model, with the indexer's logits chunked to a budget if there is one."""
+    return tuple(_chunked(line, logits_budget) for line in computed_workspaces(deployment))
 
 
 def gpu_budget(
-    deployment: Deployment, gpu: Gpu, count: int, utilization: float, given: Given, logits_budget: int | None
+    deployment: Deployment,
+    gpu: Gpu,
+    count: int,
+    utilization: float,
+    given: Given,
+    workspaces: tuple[Workspace, ...],
 ) -> Budget:
     """What a GPU leaves for the cache.
 
@@ -63,7 +71,7 @@ def gpu_budget(
         count: how many; tp · dp · pp.
         utilization: share the engine may use, above 0 and at most 1.
         given: sizes the caller knows.
-        logits_budget: bytes the indexer's logits are chunked to; None if they are not.
+        workspaces: what the attention stack takes beside the cache.
 
     Raises:
         UserError: counts or shares that do not fit, or nothing left.
@@ -78,7 +86,7 @@ def gpu_budget(
         _given_line("weights", given.weights, "--weights"),
         _given_line("activations", given.activations, "--activations"),
         _given_line("CUDA graphs", given.cuda_graphs, "--cuda-graphs"),
-        *(_chunked(line, logits_budget) for line in computed_workspaces(deployment)),
+        *workspaces,
     )
     usable = int(gpu.memory_bytes * utilization)
     available = usable - sum(line.bytes or 0 for line in lines)
@@ -89,7 +97,7 @@ def gpu_budget(
 
 
 def _given_line(name: str, size: int | None, flag: str) -> Workspace:
-    return Workspace(name, size, "as given" if size is not None else f"not counted: give {flag}")
+    return Workspace(name, size, "as given" if size is not None else f"give {flag}")
 
 
 def _chunked(line: Workspace, budget: int | None) -> Workspace:

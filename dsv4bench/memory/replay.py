@@ -72,11 +72,13 @@ class _Windows:
             sum(max(0, min(tail, -(-(256 - max(0, 256 + d - w + 1)) // t))) for t, w, tail in self.sizes)
             for d in range(max(1, self.widest))
         ]
+        self._nothing = (0,) * len(self.sizes)
+        self._at_boundary = tuple(BLOCK_TOKENS // t - (BLOCK_TOKENS - w) // t for t, w, _ in self.sizes)
         self._steps: dict[tuple[int, int, bool], _Step] = {}
 
     def held(self, computed: int) -> tuple[int, ...]:
-        """Blocks by group that the window of the last computed token reaches."""
-        return tuple(-(-computed // t) - max(0, computed - w) // t for t, w, _ in self.sizes)
+        """Blocks by group that the window of the last computed token reaches, at a multiple of 256."""
+        return self._at_boundary if computed else self._nothing
 
     def overlap(self, position: int, tails: Sequence[tuple[int, _Run]]) -> int:
         """Blocks of the given tails that the window of the token at ``position`` still reaches."""
@@ -237,38 +239,43 @@ class RunAllocator:
         while passed < len(tails) and tails[passed][0] <= limit:
             passed += 1
         left = tails[passed:]
-        loose = kept - self._windows.overlap(position, left)
+        loose = kept - (self._windows.overlap(position, left) if left else 0)
         unused, owner.loose, owner.tails = owner.loose - loose, loose, left
+        between = self._windows.between
         for _, run in tails[:passed]:
-            some = min(unused, self._windows.between)
-            if some > 0:
-                self._give_unused(some)
-                unused -= some
+            if unused > 0:
+                self._give_unused(between if between < unused else unused)
+                unused -= between
             self._drop(run)
         if unused > 0:
             self._give_unused(unused)
 
     def _remember(self, owner: _Request, start: int, end: int) -> None:
         """Make newly completed segments reusable, and their windows where they are kept."""
-        content, prompt, per, weight = owner.content, owner.prompt, self._per_segment, self._windows.tail
+        per, weight, retention, loose = self._per_segment, self._windows.tail, self.retention, owner.loose
         full, tail = self._full, self._tail
-        for segment in range(start // BLOCK_TOKENS, end // BLOCK_TOKENS):
-            known = segment < len(content)
-            key = content[segment] if known else -1
+        first, last = start // BLOCK_TOKENS, end // BLOCK_TOKENS
+        known = owner.content[first:last]
+        boundary = first * BLOCK_TOKENS
+        for key in known:
+            boundary += BLOCK_TOKENS
             if per:
-                if known and key not in full:
-                    run = full[key] = _Run(per, key, full)
-                else:
-                    run = _Run(per, key, None)
+                run = _Run(per, key, None if key in full else full)
+                if run.index is not None:
+                    full[key] = run
                 owner.full.append(run)
-                owner.partial -= per
-            if not known or not weight or key in tail or owner.loose < weight:
-                continue
-            boundary = (segment + 1) * BLOCK_TOKENS
-            if self.retention is None or retains(boundary, prompt, self.retention):
+            if (
+                loose >= weight > 0
+                and key not in tail
+                and (retention is None or retains(boundary, owner.prompt, retention))
+            ):
                 run = tail[key] = _Run(weight, key, tail)
                 owner.tails.append((boundary, run))
-                owner.loose -= weight
+                loose -= weight
+        owner.loose = loose
+        if per:
+            owner.full.extend(_Run(per, -1, None) for _ in range(last - first - len(known)))
+            owner.partial -= per * (last - first)
 
     def _take(self, run: _Run) -> None:
         if run.refs == 0:
@@ -295,15 +302,15 @@ class RunAllocator:
 
     def _pop(self, count: int) -> None:
         self.free_blocks -= count
-        while count > self._front:
-            item = self._queue.popleft()
+        front, take = self._front, self._queue.popleft
+        while count > front:
+            item = take()
             if isinstance(item, int):
-                self._front += item
+                front += item
             elif item.stale:
                 item.stale -= 1
             else:
-                assert item.index is not None
-                del item.index[item.content]
+                del item.index[item.content]  # type: ignore[union-attr]
                 self.evicted += item.weight
-                self._front += item.weight
-        self._front -= count
+                front += item.weight
+        self._front = front - count

@@ -23,7 +23,7 @@ PATTERNS = {
     "sglang_per_token": rf"bytes_per_full_token={_DECIMAL}",
     "sglang_available_gib": rf"available_bytes={_DECIMAL} GB",
     "sglang_fixed_gib": rf"c128_state_fixed={_DECIMAL} GB",
-    "sglang_full": r"full_token=(\d+)",
+    "sglang_full": r"(?<!per_)full_token=(\d+)",
     "sglang_pools": r"DSV4 pool sizes: ([^\n]*)",
     "sglang_ratio": rf"swa_full_tokens_ratio'?\s*[=:]\s*{_DECIMAL}",
     "sglang_page": r"[^_]page_size'?\s*[=:]\s*(\d+)",

@@ -1,5 +1,7 @@
 """What a device really gives for the blocks of a request: allocated, touched and read back from the device."""
 
+import ctypes
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -31,6 +33,7 @@ def measure_request(layout: CacheLayout, num_blocks: int, device: str | None) ->
     need, free = num_blocks * layout.bytes_per_block, _free(name)
     if need > 0.9 * free:
         raise UserError(f"--measure: {need:,} B are needed and {free:,} B are free on {name}; lower --ctx")
+    torch.zeros(1, device=name)  # the device's context is not the pool's
     before = _taken(name)
     pool = BlockPool(layout, num_blocks, device=name)
     pool.slab.zero_()
@@ -49,7 +52,14 @@ def _taken(device: str) -> int:
     if device == "cuda":
         torch.cuda.synchronize()
         return torch.cuda.memory_reserved()
+    _return_free_heap()
     return _kilobytes("/proc/self/status", "VmRSS")
+
+
+def _return_free_heap() -> None:
+    """Give freed heap back to the system, so that it is not taken for what the next allocation gets (glibc only)."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _kilobytes(path: str, field: str) -> int:

@@ -1,7 +1,7 @@
 """llama.cpp and ik_llama.cpp: one buffer per kind of cache, sized for the whole context when the server starts.
 
 llama.cpp keeps compressed entries and a sliding window, in cells padded to 256. ik_llama.cpp keeps the uncompressed key
-of every token as well, which outweighs the rest by far.
+of every token in place of the window, which outweighs the rest by far.
 """
 
 from dataclasses import dataclass
@@ -88,28 +88,31 @@ class LlamaCpp:
         )
 
     def is_checked(self, deployment: Deployment) -> bool:
-        """Whether a log agrees: Flash in f16 (llama.cpp), Flash in q8_0 (ik_llama.cpp)."""
-        logged = "q8_0" if self.raw_keys else "f16"
-        return deployment.shape.name == "v4-flash" and deployment.cache_type == logged
+        """Whether a log agrees with every buffer: Flash in f16 in llama.cpp."""
+        return not self.raw_keys and deployment.shape.name == "v4-flash" and deployment.cache_type == "f16"
 
     def notes(self, deployment: Deployment) -> tuple[str, ...]:
-        """What is left out."""
+        """What a log confirms of these figures, and what is left out."""
         if not deployment.shape.is_v4:
             return ()
         if self.raw_keys:
-            return ("raw keys only: its compressed caches and compressor state are not counted, no log sizes them",)
+            return (
+                "raw K agrees with logs (ik_llama.cpp#2266, Flash, q8_0); compressed caches are taken as llama.cpp's "
+                "and were reported larger (#2239); compressor state is not counted",
+            )
         return ("compressor state is not counted: llama.cpp's log does not size it",)
+
+    def raw_key_bytes(self, deployment: Deployment, context: int) -> int:
+        """Uncompressed keys of every token in every layer; 0 for llama.cpp."""
+        return int(len(deployment.layers) * context * self.entry_bytes(deployment).main) if self.raw_keys else 0
 
     def _layer_bytes(self, d: Deployment, index: int, kind: LayerKind, context: int) -> LayerBytes:
         entry = self.entry_bytes(d)
-        if self.raw_keys:
-            used = layer_bytes(index, kind, context, entry, d.shape.sliding_window)
-            return LayerBytes(index, kind, main=float(context * entry.main) - used.window, window=used.window)
         used = layer_bytes(index, kind, context, entry, d.shape.sliding_window)
         entries = _cells(context, kind.ratio) if kind.ratio else 0
         reserved = entries * (entry.main + (entry.indexer if kind.has_indexer else 0))
         if kind is not LayerKind.DSA and context:
-            reserved += _window_cells(d, context) * entry.main
+            reserved += (context if self.raw_keys else _window_cells(d, context)) * entry.main
         return LayerBytes(index, kind, used.main, used.indexer, used.window, padding=float(reserved) - used.total)
 
     def _terms(self, d: Deployment, context: int) -> tuple[str, ...]:
@@ -119,8 +122,6 @@ class LlamaCpp:
         def line(label: str, count: int, cells: int, dim: int) -> str:
             return f"{label}: {count}·{cells:,}·{dim}·{b} B = {float(count * cells * dim * each) / mib:,.2f} MiB"
 
-        if self.raw_keys:
-            return (line("raw K", len(kinds), context, HEAD_DIM),)
         if not d.shape.is_v4:
             cells = _cells(context, 1)
             return (line("latent", len(kinds), cells, V32_LATENT), line("indexer", len(kinds), cells, INDEX_DIM))
@@ -129,7 +130,9 @@ class LlamaCpp:
             line("CSA", n4, _cells(context, 4), HEAD_DIM),
             line("HCA", n128, _cells(context, 128), HEAD_DIM),
             line("indexer", n4, _cells(context, 4), INDEX_DIM),
-            line("window", len(kinds), _window_cells(d, context), HEAD_DIM),
+            line("raw K", len(kinds), context, HEAD_DIM)
+            if self.raw_keys
+            else line("window", len(kinds), _window_cells(d, context), HEAD_DIM),
         )
 
 
