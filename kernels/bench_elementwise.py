@@ -144,15 +144,17 @@ def _compress(heads: int, tokens: int, variant: str) -> dict[str, object]:
 def _compress_tiles(tokens: int, variant: str) -> list[object]:
     prefill = "prefill" in variant
     if "c128main" in variant:
-        tiles = [(1, 32, 1, 128, 4), (1, 32, 2, 64, 4), (1, 32, 1, 64, 4)]
+        whole = [(1, 512, 1, 4, 4, 4), (1, 512, 2, 4, 4, 4), (1, 512, 4, 4, 4, 4), (1, 512, 4, 4, 4, 3)]
         if tokens <= 8:
-            tiles += [(1, 64, 4, 32, 4), (1, 64, 2, 64, 4), (1, 64, 8, 16, 4), (1, 64, 4, 32, 8), (1, 128, 4, 32, 8)]
-        elif not prefill:
-            tiles += [(1, 64, 1, 128, 8), (1, 64, 2, 64, 4), (1, 32, 1, 128, 8), (1, 16, 1, 128, 2), (1, 128, 1, 16, 4)]
-        if tokens >= 1024:
-            tiles += [(4, 32, 1, 128, 4), (8, 32, 1, 128, 4), (32, 32, 1, 128, 4), (32, 64, 1, 128, 8)]
-        if tokens == 1024 and not prefill:
-            tiles += [(1, 512, 1, 4, 4), (2, 512, 1, 4, 4), (1, 256, 1, 8, 4), (1, 512, 1, 8, 8), (1, 512, 1, 16, 8)]
+            tiles = [(1, 32, 1, 128, 4), (1, 32, 1, 64, 4), (1, 64, 4, 32, 4)]
+        elif prefill:
+            tiles = [*whole, (32, 32, 1, 128, 4), (1, 512, 1, 4, 4), (8, 512, 4, 4, 4, 4), (8, 512, 2, 4, 4, 4)]
+        elif tokens < 1024:
+            tiles = [*whole, (1, 32, 1, 64, 4), (1, 32, 1, 32, 4), (1, 256, 2, 8, 4, 4), (1, 128, 1, 8, 4, 4)]
+            tiles += [(1, 64, 1, 16, 4, 4), (1, 64, 1, 16, 4, 3), (1, 64, 1, 8, 2, 4), (1, 512, 8, 4, 4, 4)]
+            tiles += [(1, 128, 2, 8, 4, 4), (1, 256, 1, 8, 4, 4)]
+        else:
+            tiles = [*whole, (1, 512, 1, 4, 4), (1, 512, 1, 4, 4, 3), (1, 512, 1, 2, 4, 6), (4, 512, 1, 4, 4, 4)]
         return [compress.SplitTile(*tile) for tile in tiles]
     warps = 1 if "c4idx" in variant else 4
     tiles = [(1, warps)] + ([(2, warps), (4, warps), (8, warps)] if tokens >= 1024 else [])

@@ -39,23 +39,26 @@ class OverlapTile:
 
 @dataclass(frozen=True)
 class SplitTile:
-    """Ratio 128: tokens a program looks at, columns of its tile, splits of the 128 rows, rows in flight, warps."""
+    """Ratio 128: tokens a program looks at, columns of its tile, splits of the 128 rows, rows per step, warps, steps
+    in flight through shared memory (0: all steps in registers)."""
 
     tokens: int
     columns: int
     splits: int
     rows: int
     warps: int
+    stages: int = 0
 
 
-OVERLAP_TILES = {512: ((2048, OverlapTile(1, 4)), (1 << 62, OverlapTile(4, 4))),
-                 128: ((2048, OverlapTile(1, 1)), (1 << 62, OverlapTile(4, 1)))}  # fmt: skip
-"""Entry width → largest T → tile."""
+OVERLAP_TILES = {
+    512: ((1 << 62, OverlapTile(1, 4)),),
+    128: ((2048, OverlapTile(1, 1)), (4096, OverlapTile(2, 1)), (1 << 62, OverlapTile(4, 1))),
+}
+"""Entry width → largest T → tile. NVIDIA H200, 2026-11-29."""
 SPLIT_TILES = (
-    (4, SplitTile(1, 64, 4, 32, 4)),
-    (8, SplitTile(1, 64, 2, 64, 4)),
-    (256, SplitTile(1, 32, 1, 128, 4)),
-    (1 << 62, SplitTile(4, 32, 1, 128, 4)),
+    (32, SplitTile(1, 32, 1, 128, 4)),
+    (256, SplitTile(1, 32, 1, 64, 4)),
+    (1 << 62, SplitTile(1, 512, 1, 4, 4)),
 )
 """Largest T → tile."""
 
@@ -160,9 +163,21 @@ def _load_rows(
 
 
 @triton.jit
+def _absorb(top, total, mixed, score, kv):
+    """One step of an online softmax, elementwise, with one exponential."""
+    gap = score - top
+    shrink = tl.exp2(-tl.abs(gap) * _LOG2E)
+    higher = gap > 0
+    old = tl.where(higher, shrink, 1.0)
+    new = tl.where(higher, 1.0, shrink)
+    return tl.maximum(top, score), total * old + new, mixed * old + new * kv
+
+
+@triton.jit
 def mix_rows(
     state, pages_of, anchor, first_row, column, state_page_stride, state_token_stride,
     D: tl.constexpr, PAGE_TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, COUNT: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Softmax-weighted sum of ``COUNT`` rows: maximum, sum of weights and weighted sum, fp32 [COLUMNS] each.
 
@@ -170,20 +185,25 @@ def mix_rows(
     exponential a row, and the ROWS of them are merged at the end.
     """
     position = anchor + first_row + tl.arange(0, ROWS)
-    top, mixed = _load_rows(state, pages_of, position, column, state_page_stride, state_token_stride, D, PAGE_TOKENS)
-    total = tl.full([ROWS, COLUMNS], 1.0, tl.float32)
-    for start in tl.static_range(ROWS, COUNT, ROWS):
-        score, kv = _load_rows(
-            state, pages_of, position + start, column, state_page_stride, state_token_stride, D, PAGE_TOKENS
-        )  # fmt: skip
-        gap = score - top
-        shrink = tl.exp2(-tl.abs(gap) * _LOG2E)
-        higher = gap > 0
-        old = tl.where(higher, shrink, 1.0)
-        new = tl.where(higher, 1.0, shrink)
-        total = total * old + new
-        mixed = mixed * old + new * kv
-        top = tl.maximum(top, score)
+    if STAGES == 0:
+        top, mixed = _load_rows(
+            state, pages_of, position, column, state_page_stride, state_token_stride, D, PAGE_TOKENS
+        )
+        total = tl.full([ROWS, COLUMNS], 1.0, tl.float32)
+        for start in tl.static_range(ROWS, COUNT, ROWS):
+            score, kv = _load_rows(
+                state, pages_of, position + start, column, state_page_stride, state_token_stride, D, PAGE_TOKENS
+            )  # fmt: skip
+            top, total, mixed = _absorb(top, total, mixed, score, kv)
+    else:
+        top = tl.full([ROWS, COLUMNS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS, COLUMNS], tl.float32)
+        mixed = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for start in tl.range(0, COUNT, ROWS, num_stages=STAGES):
+            score, kv = _load_rows(
+                state, pages_of, position + start, column, state_page_stride, state_token_stride, D, PAGE_TOKENS
+            )  # fmt: skip
+            top, total, mixed = _absorb(top, total, mixed, score, kv)
     peak = tl.max(top, axis=0)
     share = tl.exp2((top - peak[None, :]) * _LOG2E)
     return peak, tl.sum(total * share, axis=0), tl.sum(mixed * share, axis=0)
@@ -208,7 +228,8 @@ def _compress_split(
     state, block_table, requests, positions, slots, weight, cos_sin, pages, scratch, counters, tokens, eps,
     block_stride, state_page_stride, state_token_stride, table_stride, page_stride,
     D: tl.constexpr, RATIO: tl.constexpr, PAGE_TOKENS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
-    SPLITS: tl.constexpr, ROWS: tl.constexpr, ENTRIES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    SPLITS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, ENTRIES: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     TILES: tl.constexpr = D // COLUMNS
@@ -227,7 +248,7 @@ def _compress_split(
         pages_of = block_table + _pick(request, i, TOKENS).to(tl.int64) * block_stride
         top, total, mixed = mix_rows(
             state, pages_of, anchor, split * COUNT, column, state_page_stride, state_token_stride,
-            D, PAGE_TOKENS, ROWS, COLUMNS, COUNT,
+            D, PAGE_TOKENS, ROWS, COLUMNS, COUNT, STAGES,
         )  # fmt: skip
         w, cos, sin = _load_finish(weight, cos_sin, anchor, table_stride, D)
         if PARTS == 1:
@@ -317,7 +338,8 @@ def _launch_split(
     programs = triton.cdiv(tokens, tile.tokens) * parts
     _compress_split[(programs,)](
         **arguments, **per_token, scratch=scratch, counters=counters, tokens=tokens, RATIO=ratio, TOKENS=tile.tokens,
-        COLUMNS=tile.columns, SPLITS=tile.splits, ROWS=tile.rows, num_warps=tile.warps, **launch_options(programs),
+        COLUMNS=tile.columns, SPLITS=tile.splits, ROWS=tile.rows, STAGES=tile.stages,
+        num_warps=tile.warps, **launch_options(programs),
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ class Tile:
     warps: int
 
 
-TILE = Tile(1024, 4)
+TILE = Tile(1024, 2)
 """Best or within 3 % of it from 1 to 8,192 tokens and in all three widths. NVIDIA H200, 2026-11-29."""
 
 

@@ -27,7 +27,7 @@ class Tile:
     warps: int
 
 
-TILES = ((1024, Tile(4, 1)), (4096, Tile(8, 1)), (1 << 62, Tile(16, 2)))
+TILES = ((1024, Tile(4, 1)), (4096, Tile(8, 1)), (1 << 62, Tile(32, 4)))
 """Largest row count (T · 64) → tile. NVIDIA H200, 2026-11-29."""
 
 

@@ -29,7 +29,7 @@ class Tile:
     warps: int
 
 
-TILES = ((1, Tile(1, 1, 1)), (8, Tile(2, 1, 1)), (64, Tile(4, 1, 1)), (1 << 62, Tile(8, 1, 1)))
+TILES = ((1, Tile(1, 1, 1)), (8, Tile(2, 1, 1)), (1 << 62, Tile(8, 1, 2)))
 """Largest T → tile: several tokens of one head, whose scales are neighbours in memory. NVIDIA H200, 2026-11-29."""
 
 

@@ -78,7 +78,7 @@ def _mix(
         else:
             _, total, mixed = mix_rows(
                 state, pages_of, anchor, 0, column, state_page_stride, state_token_stride,
-                D, PAGE_TOKENS, ROWS, COLUMNS, RATIO,
+                D, PAGE_TOKENS, ROWS, COLUMNS, RATIO, 0,
             )  # fmt: skip
             c = mixed / total
         tl.store(out + token.to(tl.int64) * D + column, c)
