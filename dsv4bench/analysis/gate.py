@@ -9,7 +9,17 @@ from dataclasses import dataclass, replace
 
 from dsv4bench.analysis.reason import Reason
 from dsv4bench.analysis.statistics import holm
-from dsv4bench.analysis.verdict import Evidence, Limits, Outcome, Subject, Verdict, confirm, exit_code, judge
+from dsv4bench.analysis.verdict import (
+    Evidence,
+    Limits,
+    Outcome,
+    Subject,
+    Verdict,
+    confirm,
+    exit_code,
+    judge,
+    why_not_gated,
+)
 from dsv4bench.results.run_directory import Run
 
 DOUBLINGS = 3
@@ -90,10 +100,12 @@ def settle(
 
 
 def judge_all(evidence: Evidences, limits_of: LimitsOf) -> dict[Subject, Verdict]:
-    """Judge every subject, with Holm's correction over all of them."""
-    adjusted = holm({subject: item.estimate.p_value for subject, item in evidence.items()})
+    """Judge every subject, with Holm's correction over those that are gated."""
+    limits = {subject: limits_of(subject, item) for subject, item in evidence.items()}
+    gated = [subject for subject, item in evidence.items() if why_not_gated(item, limits[subject]) is None]
+    adjusted = holm({subject: evidence[subject].estimate.p_value for subject in gated})
     return {
-        subject: judge(subject, item, limits_of(subject, item), adjusted[subject]) for subject, item in evidence.items()
+        subject: judge(subject, item, limits[subject], adjusted.get(subject, 1.0)) for subject, item in evidence.items()
     }
 
 

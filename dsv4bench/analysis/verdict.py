@@ -154,10 +154,8 @@ def judge(subject: Subject, evidence: Evidence, limits: Limits, adjusted_p: floa
         notes = () if evidence.cycles is not None else (Reason.NO_CLOCK,)
         return Verdict(subject, outcome, (*reasons, *notes), evidence, limits, base=evidence.base, new=evidence.new)
 
-    if evidence.stored and evidence.estimate.count < MINIMUM_HISTORY:
-        return verdict(Outcome.INCONCLUSIVE, Reason.INSUFFICIENT_HISTORY)
-    if limits.too_noisy:
-        return verdict(Outcome.INCONCLUSIVE, Reason.TOO_NOISY)
+    if (obstacle := why_not_gated(evidence, limits)) is not None:
+        return verdict(Outcome.INCONCLUSIVE, obstacle)
     doubts = _doubts(evidence, limits, adjusted_p)
     if not doubts:
         slower = evidence.estimate.log_effect > 0
@@ -165,6 +163,13 @@ def judge(subject: Subject, evidence: Evidence, limits: Limits, adjusted_p: floa
     if evidence.estimate.upper < limits.tolerance:
         return verdict(Outcome.PASS, Reason.WITHIN_TOLERANCE)
     return verdict(Outcome.INCONCLUSIVE, *doubts, Reason.REACHES_TOLERANCE)
+
+
+def why_not_gated(evidence: Evidence, limits: Limits) -> Reason | None:
+    """Why a subject can't be gated whatever it reads; None if it can."""
+    if evidence.stored and evidence.estimate.count < MINIMUM_HISTORY:
+        return Reason.INSUFFICIENT_HISTORY
+    return Reason.TOO_NOISY if limits.too_noisy else None
 
 
 def _doubts(evidence: Evidence, limits: Limits, adjusted_p: float) -> tuple[Reason, ...]:

@@ -1,11 +1,13 @@
 from collections.abc import Collection
 
 from dsv4bench.analysis.evidence import paired_evidence
-from dsv4bench.analysis.gate import DOUBLINGS, by_severity, settle
+from dsv4bench.analysis.gate import DOUBLINGS, by_severity, judge_all, settle
 from dsv4bench.analysis.reason import Reason
-from dsv4bench.analysis.verdict import PRESETS, Evidence, Outcome, Subject, Verdict
+from dsv4bench.analysis.verdict import PRESETS, Evidence, Limits, Outcome, Subject, Verdict
 from tests.dsv4bench.stored_runs import around, shuffled, timing
 
+SCATTERED = [0.0, 0.02, 0.04, 0.06, 0.08, 0.10, 0.12, 0.02, 0.0, 0.05]
+"""Changes of rounds around +5 %."""
 CLEAR, NOISY = Subject("1", "time", "clear"), Subject("2", "time", "noisy")
 
 
@@ -76,3 +78,17 @@ def test_the_worst_comes_first_and_within_an_outcome_the_largest_slowdown():
         of(Outcome.REGRESSED, 10, 15),
     ]
     assert [verdict.new for verdict in by_severity(verdicts)] == [15, 12, 10, 11]
+
+
+def test_only_gated_cases_weaken_the_evidence_of_the_others():
+    """p = 0.004 stays significant beside 19 cases that are too noisy to gate, not beside 19 that are gated."""
+    edge = paired_evidence(timing([1e-4] * 10), timing([1e-4 * (1 + change) for change in SCATTERED]))
+    assert 0.05 / 20 < edge.estimate.p_value < 0.005
+    others = {Subject(str(number), "time", ""): measured(0.0) for number in range(10, 29)}
+
+    def noisy(subject: Subject, _: Evidence) -> Limits:
+        return PRESETS["default"] if subject == CLEAR else Limits(0.2, 0.0, too_noisy=True)
+
+    assert judge_all({CLEAR: edge, **others}, noisy)[CLEAR].outcome is Outcome.REGRESSED
+    doubted = judge_all({CLEAR: edge, **others}, default_limits)[CLEAR]
+    assert (doubted.outcome, doubted.reasons[0]) == (Outcome.INCONCLUSIVE, Reason.NOT_SIGNIFICANT)

@@ -1,6 +1,9 @@
 import math
+from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dsv4bench.analysis.reason import MEANING, Reason
 from dsv4bench.analysis.statistics import Estimate
@@ -145,3 +148,21 @@ def test_the_exit_code_is_that_of_the_worst_outcome_and_never_a_count(outcomes, 
 
 def test_every_reason_has_a_meaning():
     assert MEANING.keys() == set(Reason)
+
+
+@given(st.floats(-0.3, 0.3), st.floats(0, 0.1), st.floats(-0.3, 0.3), st.sampled_from(sorted(PRESETS)))
+def test_swapping_the_sides_turns_a_regression_into_a_speedup_and_back(log, half_width, cycles, preset):
+    limits = replace(PRESETS[preset], floor=0.0)
+    there = Evidence(Estimate(log, half_width, 0.0, 10), 1e-4, 1e-4 * math.exp(log), 10, cycles)
+    back = Evidence(Estimate(-log, half_width, 0.0, 10), there.new, there.base, 10, -cycles)
+    mirrored = {Outcome.REGRESSED: Outcome.FASTER, Outcome.FASTER: Outcome.REGRESSED}
+    first, second = verdict_on(there, limits)[0], verdict_on(back, limits)[0]
+    if first in mirrored or second in mirrored:
+        assert second is mirrored[first]
+
+
+@given(st.floats(-0.3, 0.3), st.floats(0, 0.1))
+def test_a_wider_preset_never_finds_a_regression_that_a_stricter_one_does_not(log, half_width):
+    item = Evidence(Estimate(log, half_width, 0.0, 10), 1e-4, 1e-4 * math.exp(log), 10, log)
+    found = [verdict_on(item, PRESETS[name])[0] is Outcome.REGRESSED for name in ("permissive", "default", "strict")]
+    assert found == sorted(found)
