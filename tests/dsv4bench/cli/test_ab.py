@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dsv4bench.analysis.reason import MEANING
 from dsv4bench.results.baseline import store
 from dsv4bench.results.run_directory import read_run
 
@@ -221,6 +222,11 @@ def test_the_workflow_of_the_docs_gives_the_action_what_it_takes():
 
 def test_the_page_shows_the_workflow_as_it_is():
     assert WORKFLOW.read_text() in (ROOT / "docs/gate.md").read_text()
+
+
+def test_the_page_lists_every_reason_code():
+    page = (ROOT / "docs/gate.md").read_text()
+    assert not [reason for reason, text in MEANING.items() if f"| `{reason.value}` | {text} |" not in page]
 
 
 def test_no_input_reaches_a_shell_except_through_the_environment():
