@@ -11,6 +11,8 @@ import pytest
 from dsv4bench.results.baseline import store
 from dsv4bench.results.row import SCHEMA_VERSION, Status
 from dsv4bench.results.run_directory import Run
+from dsv4bench.scenario.expand import expand
+from dsv4bench.scenario.loader import load_scenario
 from tests.dsv4bench.stored_runs import CONTRACT, H200, around, edit_json, row, run, shuffled, write_directory
 
 ROOT = Path(__file__).parents[3]
@@ -264,3 +266,10 @@ def test_it_runs_without_torch(tmp_path):
     (tmp_path / "blocked/torch.py").write_text("raise ImportError('torch is blocked')")
     paths = os.pathsep.join(map(str, (tmp_path / "blocked", ROOT, ROOT / "kernels")))
     assert gate(ab_of(tmp_path, 1e-4, 1.05e-4), cwd=tmp_path, PYTHONPATH=paths).returncode == 1
+
+
+@pytest.mark.parametrize("name", ["gate_decode", "gate_fusions", "gate_attention"])
+def test_the_scenarios_that_ship_for_the_gate_have_few_cases_with_names_of_their_own(name):
+    cases = expand(load_scenario(name))
+    assert 0 < len(cases) <= 24
+    assert len({case.label for case in cases}) == len(cases)
