@@ -4,7 +4,7 @@ Stages that the provider lacks are filled in by the reference, so a provider of 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from dsv4bench.model.stage import STAGES, Stage
 from dsv4bench.providers.base import implemented_stages
 from dsv4bench.scenario.case import CachePrecision
 from dsv4bench.stack.inputs import Values
-from dsv4bench.stack.layer import stage_arguments
+from dsv4bench.stack.layer import further_arguments, stage_arguments
 from dsv4bench.verify.difference import LAYER_COSINE, LAYER_TOLERANCE, Difference, exact, vector_difference
 from dsv4bench.verify.entries import WRITES
 from dsv4bench.verify.outputs import Outputs
@@ -111,7 +111,9 @@ class Trial:
         wanted = set(names) if names is not None else {stage.name for stage in self.stages}
         for stage in self.stages:
             if stage.name in wanted:
-                result = self.stage(stage.name, **stage_arguments(stage, values))
+                method = getattr(self.provider, stage.name, None)
+                further = further_arguments(method, stage, values) if method is not None else {}
+                result = self.stage(stage.name, further=further, **stage_arguments(stage, values))
                 values.update(zip(stage.outputs, result, strict=True))
 
     def between(self, first: str, last: str) -> tuple[str, ...]:
@@ -119,13 +121,19 @@ class Trial:
         names = [stage.name for stage in self.stages]
         return tuple(names[names.index(first) : names.index(last) + 1])
 
-    def stage(self, name: str, **arguments: Any) -> Outputs:
-        """Run one stage, check it, and return its outputs as a tuple; the reference's if it cannot be run."""
+    def stage(self, name: str, *, further: Mapping[str, Any] | None = None, **arguments: Any) -> Outputs:
+        """Run one stage, check it, and return its outputs as a tuple; the reference's if it cannot be run.
+
+        Args:
+            name: the stage.
+            further: what the provider takes beside the stage's own arguments.
+            arguments: the stage's own.
+        """
         if name not in self.implemented:
             return _as_tuple(getattr(reference, name)(**arguments))
         guard = _snapshot(name, arguments)
         try:
-            outputs = _as_tuple(getattr(self.provider, name)(**arguments))
+            outputs = _as_tuple(getattr(self.provider, name)(**arguments, **(further or {})))
             check = compare(name, arguments, outputs)
         except Exception as error:  # a provider may raise anything; that is a finding, not a crash
             message = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

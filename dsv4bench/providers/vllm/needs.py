@@ -56,13 +56,18 @@ def compressor_function(variant: str) -> str:
 
 
 def problems(library: Library, need: Need, variant: str) -> Iterator[str]:
-    """What the installed vLLM, or this card, lacks for a case that it could run in principle."""
+    """What the installed vLLM, or this card, lacks for a case that it could run in principle.
+
+    Raises:
+        MissingError: there is no vLLM at all.
+    """
+    version = library.version
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
     if capability[0] not in (9, 10):
         yield f"vLLM's kernels for these models need compute capability 9.0 or 10.0, this card has {capability}"
         return
     if capability[0] == 10 and library.release != V026 and (changed := sorted(set(need.stages) & set(MX_STAGES))):
-        yield f"vLLM {library.version} has other indexer scales on this card than our cache: {', '.join(changed)}"
+        yield f"vLLM {version} has other indexer scales on this card than our cache: {', '.join(changed)}"
     for stage in need.stages:
         if stage not in FUNCTIONS:
             continue
