@@ -13,9 +13,11 @@ from dsv4bench.bench.failure import UnsupportedError, status_of
 from dsv4bench.bench.l2 import input_sets, make_flush
 from dsv4bench.bench.launches import count_launches
 from dsv4bench.bench.messages import Measured
+from dsv4bench.bench.model_side import make_contestant
+from dsv4bench.bench.padding import padding
 from dsv4bench.bench.rounds import Kept, Turn, run_rounds, seed_of
 from dsv4bench.bench.settings import Settings
-from dsv4bench.bench.side import WHOLE, Report, Side, make_side
+from dsv4bench.bench.side import WHOLE, Contestant, Report
 from dsv4bench.bench.spending import Spending
 from dsv4bench.bench.summary import timing_of
 from dsv4bench.bench.telemetry import Sensor
@@ -24,6 +26,7 @@ from dsv4bench.bench.window import Window, calls_of, read_card, replays, time_ca
 from dsv4bench.results.row import Accuracy, Row, StageRow, Status
 from dsv4bench.scenario.case import Case
 from dsv4bench.stack.layer import Layer
+from dsv4bench.stack.model import Model
 from dsv4bench.stack.scopes import scope
 
 T = TypeVar("T")
@@ -44,7 +47,7 @@ class Contender:
     """A case on its way to a row."""
 
     case: Case
-    side: Side | None = None
+    side: Contestant | None = None
     launches: dict[str, int | None] = field(default_factory=dict)
     accuracy: dict[str, Accuracy] = field(default_factory=dict)
     compiled: dict[str, float] = field(default_factory=dict)
@@ -66,7 +69,7 @@ class Comparison:
         self._settings, self._sensor, self._log = settings, sensor, log
         self._spending, self._report, self._await_turn = spending, report, await_turn
 
-    def measure(self, cases: Sequence[Case], layer: Layer) -> Iterator[Measured]:
+    def measure(self, cases: Sequence[Case], layer: Layer | Model) -> Iterator[Measured]:
         """Measure cases that share a ``pair_id``: each yields one row, whatever happens to it.
 
         Raises:
@@ -80,7 +83,7 @@ class Comparison:
             raise
         yield from (contender.measured for contender in contenders if contender.measured)
 
-    def _measure(self, contenders: Sequence[Contender], layer: Layer) -> None:
+    def _measure(self, contenders: Sequence[Contender], layer: Layer | Model) -> None:
         for contender in contenders:
             self._guard(contender, "preparing", partial(self._prepare, layer))
         able = [contender for contender in contenders if contender.measured is None]
@@ -114,10 +117,10 @@ class Comparison:
         except RuntimeError as broken:
             raise PoisonedError(str(broken)) from error
 
-    def _prepare(self, layer: Layer, contender: Contender) -> None:
+    def _prepare(self, layer: Layer | Model, contender: Contender) -> None:
         """Load the providers, run once (which compiles), compare with the reference, count launches."""
         case, timing = contender.case, self._settings.timing
-        side = contender.side = make_side(case, self._settings, layer)
+        side = contender.side = make_contestant(case, self._settings, layer)
         if reason := timer_of(side.contract).unavailable():
             raise UnsupportedError(f"timer {side.contract.timer} is not available here: {reason}")
         with self._spending.on("compile and first run"):
@@ -203,16 +206,18 @@ class Comparison:
             [record for window in windows for record in window.telemetry_records(case_id)],
         )
 
-    def _row(self, contender: Contender, side: Side, windows: Sequence[Window]) -> Row:
+    def _row(self, contender: Contender, side: Contestant, windows: Sequence[Window]) -> Row:
         case, accuracy = contender.case, contender.accuracy
         stages = []
         for stage in side.timed:
             name = stage.name
-            what = name if len(side.timed) > 1 else WHOLE
+            what = name if name in windows[0].samples else WHOLE
             alone = case.scenario_kind == "stage"  # there the stages are what is compared, so they keep their rounds
             timing = timing_of(windows, what, contender.launches.get(what), keep_rounds=alone)
             provider = case.provider.of(name)
-            stages.append(StageRow(name=name, provider=provider, timing=timing, accuracy=accuracy.get(name)))
+            extra = padding(getattr(side, "providers", {}).get(name), name, case)
+            row = StageRow(name=name, provider=provider, timing=timing, accuracy=accuracy.get(name), extra=extra)
+            stages.append(row)
         whole = timing_of(windows, WHOLE, contender.launches.get(WHOLE), keep_rounds=True)
         about: dict[str, Any] = {"discarded_windows": sum(window.discarded for window in windows)}
         if contender.compiled:
@@ -236,7 +241,7 @@ class Comparison:
             extra=about,
         )
 
-    def _energy(self, side: Side, seconds: float) -> float | None:
+    def _energy(self, side: Contestant, seconds: float) -> float | None:
         sensor = self._sensor
         if sensor is None or self._settings.device.type != "cuda":
             return None
@@ -248,7 +253,7 @@ class Comparison:
             return energy_per_call(sensor.energy, call, torch.cuda.synchronize, seconds)
 
 
-def _side(contender: Contender) -> Side:
+def _side(contender: Contender) -> Contestant:
     if contender.side is None:
         raise RuntimeError("a case is measured before it is prepared")
     return contender.side
