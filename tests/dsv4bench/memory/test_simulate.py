@@ -1,3 +1,4 @@
+import os
 import time
 
 import pytest
@@ -98,5 +99,5 @@ def test_a_hundred_thousand_requests_replay_in_under_twenty_seconds_of_processor
     requests = built_in("chat", 100_000)
     start = time.process_time()
     found = simulate("chat", requests, LAYOUT, LONGEST, 28_172, rates=Rates())
-    assert time.process_time() - start < 20
+    assert time.process_time() - start < 20 * float(os.environ.get("DSV4BENCH_TEST_SLOWDOWN", "1"))
     assert found.dense.requests == found.retained.requests == 100_000

@@ -1,0 +1,250 @@
+"""``dsv4bench memory`` as a user calls it."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from dsv4bench.cli.main import build
+from dsv4bench.errors import UserError
+
+ROOT = Path(__file__).parents[3]
+DATA = ROOT / "tests" / "data"
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner(env={"COLUMNS": "110", "NO_COLOR": "1"}).invoke(build(["memory"]), ["memory", *arguments])
+
+
+def text(*arguments: str) -> str:
+    result = call(*arguments)
+    assert result.exit_code == 0, result.exception
+    return result.stdout
+
+
+def load(*arguments: str) -> dict:  # type: ignore[type-arg]
+    found: dict = json.loads(text(*arguments, "--format", "json"))  # type: ignore[type-arg]
+    return found
+
+
+def error(*arguments: str) -> str:
+    result = call(*arguments)
+    assert isinstance(result.exception, UserError), result.output
+    assert result.exception.exit_code == 2
+    return str(result.exception)
+
+
+def test_the_default_is_v4_pro_against_v32_at_a_million_tokens() -> None:
+    found = text("--ctx", "1M")
+    assert "9.62 GiB against 83.9 GiB for v3.2 (main bf16, indexer bf16): 8.7× less" in found
+    assert "9,848 B per token + 7.63 MiB fixed" in found
+    assert "main bf16, indexer bf16 (defaults for ideal)" in found
+    assert "compressor state, not in the ideal figure: 17.84 MiB a request" in found
+
+
+def test_the_json_of_the_ideal_view_has_the_documented_keys() -> None:
+    found = load("--ctx", "1M")
+    assert found["ideal_bytes"] == 10_334_371_840
+    assert found["baseline_ideal_bytes"] == 90_060_095_488
+    assert round(found["ratio"], 3) == 8.715
+    assert (found["model"], found["baseline"], found["context"]) == ("v4-pro", "v3.2", 1_048_576)
+    precisions = ("main", "indexer", "baseline_main", "baseline_indexer")
+    assert [found[key] for key in precisions] == ["bf16"] * 4
+    assert found["fixed_bytes"] == 61 * 128 * 1024
+    assert found["bytes_per_token"] == 9848
+    assert found["state_bytes"] == 18_710_528
+    assert found["layers"][2] == {"layer": 2, "kind": "c4a", "ideal_bytes": 335_675_392}
+    assert sum(layer["ideal_bytes"] for layer in found["layers"]) == found["ideal_bytes"]
+    for key in ("engine_bytes", "measured_bytes", "num_blocks", "blocks_per_request", "concurrency", "group_bytes"):
+        assert found[key] is None
+
+
+def test_the_json_of_a_capacity_is_what_the_server_logged() -> None:
+    found = load(
+        "--engine", "vllm@0.27.1", "--model", "v4-flash", "--max-model-len", "1M", "--max-num-batched-tokens", "8192",
+        "--async-scheduling", "--available", "28235618304",
+    )  # fmt: skip
+    assert found["num_blocks"] == 28_172
+    assert found["blocks_per_request"] == 10_778
+    assert round(found["concurrency"], 2) == 2.61
+    assert found["kv_cache_tokens"] == 2_740_813
+    assert found["group_bytes"] == [1_002_240, 823_680, 786_240, 870_912, 656_640]
+    assert found["engine_bytes"] == 4122 * 1_002_240
+    assert found["checked"] is True
+    assert found["main"] == "fp8"
+
+
+def test_by_page_shows_three_buckets_and_the_padding_of_each_cache() -> None:
+    found = text("--by", "page")
+    assert "37,440 / 8,640 / 1,728 B" in found
+    rows = list(csv.DictReader(io.StringIO(text("--by", "page", "--format", "csv"))))
+    assert {row["cache"]: int(row["padding_bytes"]) for row in rows}["c128a_main"] == 560
+    assert len(rows) == 7
+
+
+@pytest.mark.parametrize(("by", "rows"), [("layer", 62), ("kind", 3), ("total", 1)])
+def test_csv_has_a_row_for_each_and_a_total(by: str, rows: int) -> None:
+    found = list(csv.DictReader(io.StringIO(text("--ctx", "1M", "--by", by, "--format", "csv"))))
+    assert len(found) == rows
+    assert int(found[-1]["ideal_bytes"]) == 10_334_371_840
+    assert sum(int(row["ideal_bytes"]) for row in found[:-1]) in (0, 10_334_371_840)
+
+
+def test_engine_bytes_of_the_rows_add_up_to_the_total() -> None:
+    rows = list(csv.DictReader(io.StringIO(text("--engine", "vllm", "--ctx", "64K", "--by", "layer", "-f", "csv"))))
+    assert sum(int(row["engine_bytes"]) for row in rows[:-1]) == int(rows[-1]["engine_bytes"])
+
+
+def test_markdown_is_a_table() -> None:
+    found = text("--ctx", "1M", "--format", "md")
+    assert found.startswith("### KV cache of v4-pro at 1M tokens (1,048,576): ideal")
+    assert "| kind | main | indexer | window | ideal |\n| --- | --- | --- | --- | --- |" in found
+
+
+def test_explain_prints_each_term_with_its_numbers() -> None:
+    found = text(
+        "--engine", "vllm@0.28", "--model", "v4-flash", "--available", "26.3GiB", "--async-scheduling", "--explain"
+    )
+    assert "c4_state: ⌈min(7 + 16,384, 1,048,576)/4⌉ + 1 = 4,099 blocks" in found
+    assert "tokens in flight F = 8,192 · 2 (async scheduling) = 16,384" in found
+    assert "blocks per request = 4,096 + 259 + 259 + 4,099 + 2,065 = 10,778" in found
+    assert "(128 + 1,048,576//4)·584 + (1,048,576//4)·132 = 187,769,856 B each" in found
+
+
+def test_capacity_of_a_gpu_lists_what_was_given_and_what_was_not() -> None:
+    found = text(
+        "--engine", "vllm@0.31", "--gpu", "8xH200", "--tp", "8", "--weights", "19.8GiB", "--utilization", "0.9",
+        "--max-model-len", "1M",
+    )  # fmt: skip
+    for line in ("KV is replicated over tp 8 (one KV head) and split over dp 1", "not counted  give --activations",
+                 "− 19.8 GiB  as given", "derived: concurrency × max_model_len", "predicted, not checked"):  # fmt: skip
+        assert line in found
+
+
+def test_dp_ranks_add_up() -> None:
+    found = load("--engine", "vllm", "--gpu", "8xH200", "--tp", "4", "--dp", "2", "--weights", "90GiB")
+    assert found["total_concurrency"] == 2 * found["concurrency"]
+    assert found["gpus"] == 8
+
+
+def test_sglang_and_llama_cpp_answer_in_their_own_terms() -> None:
+    sglang = load(
+        "--engine", "sglang", "--model", "v4-flash", "--state", "bf16", "--available", "45.26GiB",
+        "--fixed-state", "0.33GiB",
+    )  # fmt: skip
+    assert round(sglang["engine_bytes_per_token"], 2) == 7033.45
+    assert sglang["pools"] == {"full": 6_859_008, "swa": 685_824, "c4": 1_714_752, "c128": 53_586}
+    llama = load("--engine", "llama.cpp", "--model", "v4-flash", "--ctx", "128K", "--cache-type", "f16")
+    assert sum(layer["main"] for layer in llama["layers"] if layer["kind"] == "c4a") == 672 * 2**20
+
+
+def test_a_config_json_is_a_model() -> None:
+    found = load("--model", str(DATA / "configs" / "v4_flash.json"), "--ctx", "1M", "--main", "fp8")
+    assert found["ideal_bytes"] == 4_040_494_080
+
+
+@pytest.mark.parametrize("context", ["0", "1", "3", "4", "127", "128", "257"])
+def test_short_contexts_are_exact_in_every_engine(context: str) -> None:
+    for engine in ("ideal", "vllm", "sglang", "llama.cpp", "ik_llama.cpp"):
+        found = load("--model", "v4-flash", "--ctx", context, "--engine", engine)
+        assert found["context"] == int(context)
+        assert found["ideal_bytes"] <= (found["engine_bytes"] or found["ideal_bytes"])
+
+
+def test_a_context_beyond_the_model_is_computed_with_a_warning() -> None:
+    assert "2,097,152 tokens are beyond the 1,048,576 that v4-pro declares" in text("--ctx", "2M")
+
+
+def test_a_request_that_does_not_fit_is_said_not_to() -> None:
+    assert "does not fit" in text("--engine", "vllm", "--available", "1GiB", "--ctx", "1M")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "v5"], "unknown model 'v5'"),
+        (["--ctx", "-4"], "--ctx: '-4' is not a token count"),
+        (["--ctx", "8Q"], "--ctx: unknown suffix 'Q'"),
+        (["--engine", "vllm@0.3"], "unknown vLLM version '0.3'; known are 0.20 … 0.33"),
+        (["--engine", "mlc"], "unknown engine 'mlc': known are ideal, vllm, sglang, llama.cpp, ik_llama.cpp"),
+        (["--engine", "vllm", "--layout", "x"], "--layout must be flashmla or flashinfer, got 'x'"),
+        (["--engine", "vllm", "--gpu", "8xTPU"], "unknown GPU 'TPU'; known are A100-80G, H100"),
+        (["--engine", "vllm", "--available", "80G"], "--available: unknown unit 'G'"),
+        (["--engine", "vllm", "--gpu", "8xH200"], "8 GPUs, but tp 1 · dp 1 · pp 1 = 1; make them equal"),
+        (["--engine", "vllm", "--gpu", "H200", "--available", "9GiB"], "give --available or --gpu, not both"),
+        (["--engine", "vllm", "--weights", "9GiB"], "need --gpu, such as --gpu 8xH200"),
+        (["--engine", "vllm", "--weights", "9GiB", "--available", "9GiB"], "--available is what they leave"),
+        (["--available", "9GiB"], "capacity needs an allocator: give --engine"),
+        (["--format", "xml"], "--format must be one of table, json, csv, md, got 'xml'"),
+        (["--by", "head"], "--by must be one of layer, kind, page, total, got 'head'"),
+        (["--by", "page", "--engine", "sglang"], "--by page: only vllm has pages"),
+        (["--tp", "8"], "--tp means nothing to ideal; it is for vllm, sglang"),
+        (["--engine", "vllm", "--swa-ratio", "0.2"], "--swa-ratio means nothing to vLLM (packed); it is for sglang"),
+        (["--engine", "sglang", "--num-blocks", "5"], "--num-blocks: SGLang's pools are counted in tokens"),
+        (["--main", "int4"], "--main must be bf16 or fp8, got 'int4'"),
+        (["--model", "v3.2", "--main", "fp8", "--indexer", "fp4"], "--indexer of v3.2 must be one of bf16, fp8"),
+        (["--measure"], "--measure allocates blocks: give --engine vllm"),
+        (["--simulate", "nothing"], "is no file and no mix"),
+        (
+            ["--simulate", "chat", "--requests", "0"],
+            "--requests, --rate, --prefill-rate and --decode-rate must be above",
+        ),
+        (["--simulate", "chat", "--engine", "sglang"], "--simulate replays block allocators: give --engine vllm"),
+        (["--from-log", "none.log"], "--from-log: none.log cannot be read"),
+        (["--plot", "x.txt"], "--plot: x.txt must end in .png, .svg, .pdf"),
+        (["--plot", "no/such/x.png"], "--plot: the folder no/such does not exist"),
+    ],
+)
+def test_wrong_input_is_one_sentence_that_says_what_would_be_right(arguments: list[str], message: str) -> None:
+    assert message in error(*arguments)
+
+
+def test_measuring_is_printed_beside_ideal_and_engine() -> None:
+    pytest.importorskip("torch")
+    found = load("--engine", "vllm", "--model", "v4-flash", "--ctx", "8K", "--measure", "--device", "cpu")
+    assert found["ideal_bytes"] < found["engine_bytes"]
+    assert found["measured_bytes"] == pytest.approx(found["engine_bytes"], rel=0.1)
+
+
+def test_a_simulation_prints_hits_peaks_and_pools() -> None:
+    found = text("--simulate", "chat", "--model", "v4-flash", "--requests", "300", "--available", "8GiB")
+    for line in ("Replay of 300 requests (chat): v4-flash, vLLM (packed)", "prefix hit rate", "c128_state",
+                 "one pool per kind, split as one longest request needs them"):  # fmt: skip
+        assert line in found
+    data = load("--simulate", "chat", "--model", "v4-flash", "--requests", "300", "--num-blocks", "8000")
+    assert data["with_retention"]["requests"] == 300
+    assert 0 <= data["without_retention"]["hit_rate"] <= 1
+
+
+def test_a_log_is_compared() -> None:
+    log = str(DATA / "server_logs" / "vllm_0.27_flash_gb10.log")
+    found = text("--from-log", log)
+    assert "every figure agrees within the printed rounding" in found
+    assert load("--from-log", log)["findings"][0]["agrees"] is True
+
+
+@pytest.mark.parametrize("extra", [[], ["--engine", "vllm", "--available", "40GiB"], ["--baseline", "none"]])
+def test_a_plot_is_written(tmp_path: Path, extra: list[str]) -> None:
+    path = tmp_path / "kv.png"
+    call("--ctx", "64K", "--plot", str(path), *extra)
+    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert path.stat().st_size > 20_000
+
+
+def test_it_runs_where_torch_cannot_be_imported() -> None:
+    code = "import sys; sys.modules['torch'] = None; sys.argv = ['dsv4bench', *sys.argv[1:]]\n"
+    code += "from dsv4bench.cli.main import main; main()"
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'}"}
+    arguments = ["memory", "--engine", "vllm", "--ctx", "8K"]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments, "--measure"], capture_output=True, text=True, env=environment
+    )
+    assert (done.returncode, done.stderr) == (2, "error: --measure needs torch: pip install 'dsv4bench[torch]'\n")

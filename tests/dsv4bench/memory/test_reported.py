@@ -1,0 +1,107 @@
+from pathlib import Path
+
+import pytest
+
+from dsv4bench.errors import UserError
+from dsv4bench.memory.reported import Finding, compare_log
+from dsv4bench.memory.serverlog import read_log
+from dsv4bench.model.shape import V4_FLASH, V4_PRO
+
+LOGS = Path(__file__).parents[2] / "data" / "server_logs"
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("vllm_0.27_flash_gb10", "vLLM 0.27.1 (packed), v4-flash, flashmla, indexer fp8, max_model_len 1,048,576"),
+        ("vllm_0.26_flash_h20_mtp", "vLLM 0.26.0 (bucketed), v4-flash, flashmla, indexer fp8, max_model_len 912,128"),
+        (
+            "sglang_flash_h20_mtp",
+            "SGLang, v4-flash, swa ratio 0.1, state fp32, c4 rows 8/128, c128 rows 1, 1 draft layers",
+        ),
+        (
+            "sglang_flash_h100",
+            "SGLang, v4-flash, swa ratio 0.1, state bf16, c4 rows 8/128, c128 rows 0, 0 draft layers",
+        ),
+    ],
+)
+def test_the_configuration_of_a_log_is_rebuilt_and_every_figure_agrees(name: str, title: str) -> None:
+    comparison = compare_log(read_log(LOGS / f"{name}.log"))
+    assert comparison.title == title
+    assert comparison.findings
+    assert all(finding.agrees for finding in comparison.findings)
+    assert comparison.lines[-1] == "every figure agrees within the printed rounding"
+
+
+def test_what_a_log_does_not_say_is_inferred_and_said_to_be(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_text(
+        "model='deepseek-ai/DeepSeek-V4-Flash'\nAvailable KV cache memory: 26.30 GiB\n"
+        "GPU KV cache size: 2,740,813 tokens\nMaximum concurrency for 1,048,576 tokens per request: 2.61x\n"
+    )
+    comparison = compare_log(read_log(path))
+    assert all(finding.agrees for finding in comparison.findings)
+    assert "inferred: vLLM generation packed: the log names no version" in comparison.lines
+    assert any(line.startswith("inferred: max_num_batched_tokens") for line in comparison.lines)
+
+
+def test_a_figure_that_no_configuration_gives_is_reported_as_not_explained(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_text(
+        "LLM engine (v0.28.1) model='DeepSeek-V4-Flash' max_num_batched_tokens=8192\n"
+        "Available KV cache memory: 26.30 GiB\nGPU KV cache size: 9,740,813 tokens\n"
+        "Maximum concurrency for 1,048,576 tokens per request: 9.29x\n"
+    )
+    comparison = compare_log(read_log(path))
+    assert not any(finding.agrees for finding in comparison.findings)
+    assert comparison.lines[-1].startswith("not explained: KV cache tokens +")
+
+
+def test_a_number_of_blocks_stands_in_for_the_memory(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_text(
+        "vLLM API server version 0.28.0 model='v4-flash' max_num_batched_tokens=8448 async_scheduling=True\n"
+        "num_gpu_blocks is: 13270\nGPU KV cache size: 63,859 tokens\n"
+        "Maximum concurrency for 33,792 tokens per request: 1.89x\n"
+    )
+    findings = compare_log(read_log(path)).findings
+    assert (findings[0].low, findings[0].high) == (63_859, 63_859)
+    assert all(finding.agrees for finding in findings)
+
+
+def test_the_caller_may_name_the_model(tmp_path: Path) -> None:
+    log = read_log(LOGS / "vllm_0.27_flash_gb10.log")
+    assert compare_log(log, V4_FLASH).title.startswith("vLLM 0.27.1 (packed), v4-flash")
+    assert not all(finding.agrees for finding in compare_log(log, V4_PRO).findings)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hello\n", "no capacity line found; looked for vLLM's 'GPU KV cache size'"),
+        ("Available KV cache memory: 1.00 GiB\n", "the log names no model; known are v4-pro"),
+        ("model='llama' Available KV cache memory: 1.00 GiB\n", "names the model 'llama'"),
+        ("model='v4-pro' Available KV cache memory: 1.00 GiB\n", "the line 'Maximum concurrency for"),
+        (
+            "model='v4-pro' GPU KV cache size: 9 tokens\nMaximum concurrency for 8 tokens per request: 1.00x\n",
+            "neither 'Available KV cache memory' nor a number of GPU blocks",
+        ),
+    ],
+)
+def test_a_log_without_what_is_needed_is_an_error(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "server.log"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message):
+        compare_log(read_log(path))
+
+
+def test_an_unreadable_log_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read"):
+        read_log(tmp_path / "none.log")
+
+
+def test_a_difference_is_counted_from_the_nearer_end_of_the_range() -> None:
+    assert Finding("x", 110, 90, 100).difference == pytest.approx(0.1)
+    assert Finding("x", 81, 90, 100).difference == pytest.approx(-0.1)
+    assert Finding("x", 2.61, 2.6041, 2.6049, 2).agrees is False
+    assert Finding("x", 2.61, 2.6051, 2.6052, 2).agrees is True
