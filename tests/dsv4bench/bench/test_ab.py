@@ -249,3 +249,16 @@ def test_the_files_say_what_the_verdicts_say(tmp_path, effect, sigma):
     stored = examine([runs[0]], runs[1]).evidence
     measured = {verdict.subject: verdict.evidence for verdict in verdicts if verdict.evidence}
     assert measured == stored
+
+
+def test_cases_that_share_no_tensors_get_fresh_processes(tmp_path):
+    scenario = load_scenario(
+        "quickstart", ["timing.rounds=2", "layers=[swa, c4a]", "model=v4-flash", "workload.batch=1"]
+    )
+    cases = expand(scenario)
+    stage = Stage()
+    parties = (Party("here", scenario, cases), Party("git:new", scenario, cases, ELSEWHERE))
+    both = Contest(parties, "cpu", make_worker=stage.make_worker)
+    a, _ = measure_sides(both, tmp_path, silence, both.pairs())
+    assert [worker.side for worker in stage.workers] == ["a", "b", "a", "b"]
+    assert len(a.rows) == len(cases)
