@@ -11,7 +11,7 @@ from dsv4bench.bench.compilation import CompileLog
 from dsv4bench.bench.energy import energy_per_call
 from dsv4bench.bench.failure import UnsupportedError, status_of
 from dsv4bench.bench.l2 import input_sets, make_flush
-from dsv4bench.bench.launches import count_launches
+from dsv4bench.bench.launches import count_all
 from dsv4bench.bench.messages import Measured
 from dsv4bench.bench.model_side import make_contestant
 from dsv4bench.bench.padding import padding
@@ -133,7 +133,7 @@ class Comparison:
                 contender.accuracy = check_run(side, seed)
         if self._settings.device.type == "cuda":
             with self._spending.on("launch counts"):
-                contender.launches = {name: count_launches(call) for name, call in calls.items()}
+                contender.launches = count_all(calls)
 
     def _rounds(self, contenders: Sequence[Contender]) -> list[Kept[Window]]:
         if not contenders:

@@ -4,6 +4,7 @@ The profiler could count them too, but a CUPTI client that was once attached is 
 """
 
 import ctypes
+from collections.abc import Mapping
 
 from dsv4bench.bench.timers import Call
 
@@ -25,6 +26,16 @@ def count_launches(call: Call) -> int | None:
         torch.cuda.synchronize()
         return None
     return sum(kind in DEVICE_WORK for kind in _node_types(driver, raw))
+
+
+def count_all(calls: Mapping[str, Call]) -> dict[str, int | None]:
+    """Counts by name; none at all once a call can't be captured, since every attempt that fails costs the process."""
+    counts: dict[str, int | None] = dict.fromkeys(calls)
+    for name, call in calls.items():
+        counts[name] = count_launches(call)
+        if counts[name] is None:
+            break
+    return counts
 
 
 def _node_types(driver: ctypes.CDLL, graph: ctypes.c_void_p) -> list[int]:

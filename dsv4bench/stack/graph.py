@@ -24,10 +24,20 @@ def capture(call: Callable[[], object], times: int = 1, *, keep: bool = False) -
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph(keep_graph=keep)
-    with torch.cuda.graph(graph):
-        for _ in range(times):
-            call()
+    try:
+        with torch.cuda.graph(graph):
+            for _ in range(times):
+                call()
+    except BaseException:
+        _renew_generator(stream.device)
+        raise
     return graph
+
+
+def _renew_generator(device: torch.device) -> None:
+    """Give the default generator a fresh state: after a capture that failed, torch takes it for capturing still."""
+    fresh = torch.Generator(device).manual_seed(torch.cuda.initial_seed())
+    torch.cuda.default_generators[device.index].graphsafe_set_state(fresh.graphsafe_get_state())
 
 
 @dataclass(frozen=True)

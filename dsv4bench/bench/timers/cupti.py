@@ -1,8 +1,8 @@
 """``cupti``: kernel timestamps through torch.profiler, and the launch counts that come with them.
 
 Only one CUPTI client may exist in a process, so under Nsight this timer says that it is not available. Records carry no
-mark of the call they belong to; they are told apart by count, in order of start, after the kernels of one flush and of
-one call have been counted. A profile with records missing is refused rather than shifted.
+mark of the call they belong to; they are told apart by count, in order of start, after the kernels of one call and of
+what runs ahead of it have been counted. A profile with records missing is refused rather than shifted.
 """
 
 import os
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from dsv4bench.bench.timers import Call, Samples
 from dsv4bench.bench.timers.events import no_gpu
+from dsv4bench.bench.timers.hold import hold_of, warm_up
 from dsv4bench.errors import MeasurementError
 
 NSIGHT_VARIABLES = ("NSYS_PROFILING_SESSION_ID", "NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH")
@@ -51,12 +52,18 @@ class CuptiTimer:
         Raises:
             MeasurementError: records are missing.
         """
-        for index in range(warmup):
-            calls[index % len(calls)]()
-        flush = len(profile_calls([before], 1, None)) if before else 0
+        warm_up(calls, warmup)
+        hold = hold_of(calls)
+
+        def ahead() -> None:
+            if before:
+                before()
+            hold()
+
+        between = len(profile_calls([ahead], 1, None))
         kernels = len(profile_calls(calls[:1], 1, None))
-        records = profile_calls(calls, iterations, before)
-        return Samples(tuple(split_records(records, flush, kernels, iterations)))
+        records = profile_calls(calls, iterations, ahead)
+        return Samples(tuple(split_records(records, between, kernels, iterations)))
 
 
 def profile_calls(calls: Sequence[Call], iterations: int, before: Call | None) -> list[Record]:
@@ -78,19 +85,25 @@ def profile_calls(calls: Sequence[Call], iterations: int, before: Call | None) -
     return sorted(records, key=lambda record: record.start)
 
 
-def split_records(records: Sequence[Record], flush: int, kernels: int, iterations: int) -> list[float]:
-    """Seconds per call from the records of ``iterations`` × (``flush`` + ``kernels``) device operations.
+def split_records(records: Sequence[Record], between: int, kernels: int, iterations: int) -> list[float]:
+    """Seconds per call from the records of ``iterations`` × (``between`` + ``kernels``) device operations.
+
+    Args:
+        records: by time of start.
+        between: operations ahead of each call: a flush, the kernel that holds the card.
+        kernels: operations of a call.
+        iterations: calls.
 
     Raises:
         MeasurementError: the number of records is another one.
     """
-    expected = iterations * (flush + kernels)
+    expected = iterations * (between + kernels)
     if kernels == 0 or len(records) != expected:
         raise MeasurementError(
             f"CUPTI returned {len(records)} records where {expected} were launched; use timing.timer events instead"
         )
     spans = []
-    for first in range(flush, expected, flush + kernels):
+    for first in range(between, expected, between + kernels):
         call = records[first : first + kernels]
         end = max(record.start + record.duration for record in call)
         spans.append((end - call[0].start) / 1e9)

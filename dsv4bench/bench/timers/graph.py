@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from dsv4bench.bench.timers import Call, Samples
 from dsv4bench.bench.timers.events import no_gpu, time_with_events
+from dsv4bench.bench.timers.hold import warm_up
 
 
 class GraphTimer:
@@ -30,6 +31,5 @@ class GraphTimer:
 
         graphs = [capture(call, self.calls_per_graph) for call in calls]
         replays = [graph.replay for graph in graphs]
-        for index in range(max(warmup, 1)):
-            replays[index % len(replays)]()
+        warm_up(replays, warmup)
         return time_with_events(replays, iterations, before, self.calls_per_graph)

@@ -170,7 +170,7 @@ def test_a_broken_device_ends_the_comparison_after_the_row_of_its_case(tmp_path,
     settings = Settings(scenario.timing, Device("cuda", name="X", l2_bytes=1), check=False)
     monkeypatch.setattr(torch.cuda, "synchronize", broken)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("dsv4bench.bench.comparison.count_launches", lambda call: None)
+    monkeypatch.setattr("dsv4bench.bench.comparison.count_all", lambda calls: {})
     comparison = Comparison(settings, None, CompileLog(), Spending(), lambda *words: None, lambda number: None)
     rows = []
     with pytest.raises(PoisonedError, match="illegal memory access"):

@@ -1,6 +1,8 @@
 """Timers without a GPU: the wall clock's order of steps, CUPTI's book-keeping, and why a timer is not available."""
 
 import itertools
+import json
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +11,8 @@ from dsv4bench.bench.timers.cupti import Record, split_records
 from dsv4bench.bench.timers.graph import GraphTimer
 from dsv4bench.bench.timers.wall import WallTimer
 from dsv4bench.errors import MeasurementError
+
+DATA = Path(__file__).parents[2] / "data"
 
 
 def test_wall_warms_up_then_times_each_call_behind_its_flush():
@@ -59,15 +63,28 @@ def records(*spans):
 
 def test_a_call_spans_from_its_first_kernel_to_the_end_of_its_last():
     one_flush_two_kernels = records((0, 50), (100, 10), (105, 30), (200, 50), (300, 10), (320, 5))
-    assert split_records(one_flush_two_kernels, flush=1, kernels=2, iterations=2) == [35e-9, 25e-9]
+    assert split_records(one_flush_two_kernels, between=1, kernels=2, iterations=2) == [35e-9, 25e-9]
 
 
 def test_kernels_on_several_streams_count_until_the_last_of_them_ends():
     overlapping = records((0, 100), (10, 20), (15, 5))
-    assert split_records(overlapping, flush=0, kernels=3, iterations=1) == [100e-9]
+    assert split_records(overlapping, between=0, kernels=3, iterations=1) == [100e-9]
 
 
-@pytest.mark.parametrize(("flush", "kernels", "iterations"), [(0, 2, 2), (1, 1, 1), (0, 0, 3)])
-def test_missing_records_are_refused_rather_than_shifted(flush, kernels, iterations):
+def test_a_recorded_profile_is_taken_apart_by_count():
+    profile = json.loads((DATA / "profiles" / "h200_cupti.json").read_text())
+    flush, call, both = ([Record(*record) for record in profile[name]] for name in ("flush", "call", "both"))
+    seconds = split_records(both, len(flush), len(call), 5)
+    assert len(seconds) == 5
+    for number, value in enumerate(seconds):
+        of_call = both[6 * number + 2 : 6 * number + 6]
+        assert [record.name for record in of_call] == [record.name for record in call]
+        assert sum(record.duration for record in of_call) <= value * 1e9 < 200_000
+    with pytest.raises(MeasurementError, match="CUPTI returned 29 records where 30 were launched"):
+        split_records(both[:-1], len(flush), len(call), 5)
+
+
+@pytest.mark.parametrize(("between", "kernels", "iterations"), [(0, 2, 2), (1, 1, 1), (0, 0, 3)])
+def test_missing_records_are_refused_rather_than_shifted(between, kernels, iterations):
     with pytest.raises(MeasurementError, match="CUPTI returned 3 records where"):
-        split_records(records((0, 1), (2, 1), (4, 1)), flush, kernels, iterations)
+        split_records(records((0, 1), (2, 1), (4, 1)), between, kernels, iterations)
