@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dsv4bench.results.row import Row, Status
 
-_OWN = ("model", "shape", "layer", "stages")
+_OWN = ("model", "shape", "layer", "stages", "layers", "copies")
 """Keys of a case that differ between a layer and the layer of another model at the same step."""
 
 

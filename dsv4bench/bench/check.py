@@ -1,14 +1,14 @@
 """Correctness around a timing: before it, after it, and after a replay of a graph on fresh inputs."""
 
+from typing import Any
+
 from dsv4bench.bench.failure import IncorrectError
-from dsv4bench.bench.side import Side
+from dsv4bench.bench.side import Contestant
 from dsv4bench.results.row import Accuracy
-from dsv4bench.stack.graph import capture_layer
-from dsv4bench.stack.inputs import Values
 from dsv4bench.verify.stage_check import check_stages
 
 
-def check_run(side: Side, seed: int) -> dict[str, Accuracy]:
+def check_run(side: Contestant, seed: int) -> dict[str, Accuracy]:
     """Run on fresh inputs and compare every timed stage with the reference on the same inputs.
 
     Returns:
@@ -20,28 +20,29 @@ def check_run(side: Side, seed: int) -> dict[str, Accuracy]:
     return check_values(side, side.inputs(seed))
 
 
-def check_replay(side: Side, seed: int) -> dict[str, Accuracy]:
+def check_replay(side: Contestant, seed: int) -> dict[str, Accuracy]:
     """Capture on one input, replay on another one, and compare: finds what was baked in at capture.
 
     Raises:
         IncorrectError: an output or a cache entry beyond its tolerance.
     """
-    produced = {name for stage in side.timed for name in stage.outputs}
-    buffers = {name: value for name, value in side.inputs(seed).items() if name not in produced}
-    return check_values(side, capture_layer(side.run, buffers).replay(side.inputs(seed + 1)))
+    return check_values(side, side.replay(seed))
 
 
-def check_values(side: Side, values: Values) -> dict[str, Accuracy]:
+def check_values(side: Contestant, values: Any) -> dict[str, Accuracy]:
     """Compare the timed stages' outputs, which lie in ``values`` beside their inputs.
 
     Raises:
         IncorrectError: an output or a cache entry beyond its tolerance.
     """
-    checks = check_stages(side.timed, values)
-    for check in checks.values():
-        if not check.ok:
-            raise IncorrectError(check.sentence)
-    return {name: check.accuracy for name, check in checks.items()}
+    found: dict[str, Accuracy] = {}
+    for stages, of_stages in side.parts(values):
+        checks = check_stages(stages, of_stages)
+        for check in checks.values():
+            if not check.ok:
+                raise IncorrectError(check.sentence)
+        found = worse(found, {name: check.accuracy for name, check in checks.items()})
+    return found
 
 
 def worse(a: dict[str, Accuracy], b: dict[str, Accuracy]) -> dict[str, Accuracy]:

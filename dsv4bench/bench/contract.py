@@ -66,7 +66,7 @@ def make_contract(timing: TimingSection, case: Case, device: Device) -> Contract
             "flush": timing.flush if cold else "none",
             "flush_bytes": sweep if cold else 0,
             "graph": case.execution.graph,
-            "iterations_per_graph": calls_per_graph(timer, l2) if case.execution.graph else 0,
+            "iterations_per_graph": (1 if case.layers else calls_per_graph(timer, l2)) if case.execution.graph else 0,
             "streams": case.execution.streams,
             "seed": timing.seed,
             "protocol": PROTOCOL,

@@ -21,8 +21,12 @@ def group_cases(cases: Sequence[Case]) -> list[list[Case]]:
     """Cases by what their weights and caches depend on, in order of first appearance: a group shares them."""
     groups: dict[tuple[object, ...], list[Case]] = {}
     for case in cases:
-        groups.setdefault((shape_digest(case.shape), case.kind, case.cache, case.weights, case.tp), []).append(case)
+        groups.setdefault(_shared(case), []).append(case)
     return list(groups.values())
+
+
+def _shared(case: Case) -> tuple[object, ...]:
+    return shape_digest(case.shape), case.kind, case.layers, case.copies, case.cache, case.weights, case.tp
 
 
 def comparisons(cases: Sequence[Case]) -> list[list[Case]]:

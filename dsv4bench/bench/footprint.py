@@ -13,8 +13,13 @@ def memory_of(case: Case) -> MemoryFigures:
     """Ideal bytes of every request, and the bytes of the pages that its block tables hold.
 
     Pages are those of a single layer as this process lays them out: whole blocks of 256 positions (64 for dsa), window
-    blocks and compressor states included, padding to the page size included.
+    blocks and compressor states included, padding to the page size included. Of a model, all layers together: what the
+    step stands for, however few sets of caches it was measured over.
     """
+    if case.layers:
+        parts = [(memory_of(case.of_kind(kind)), count) for kind, count in case.kinds.items()]
+        engine = sum(figures.engine_bytes * count for figures, count in parts if figures.engine_bytes is not None)
+        return MemoryFigures(ideal_bytes=sum(figures.ideal_bytes * n for figures, n in parts), engine_bytes=engine)
     role = "main" if case.shape.is_v4 else "latent"
     entry = EntryBytes(
         Fraction(entry_format(role, case.cache.main).entry_bytes),

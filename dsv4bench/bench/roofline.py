@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from dsv4bench.analysis.roofline import Floor, Peaks, floor, from_cache, impossible_rate, serial_floor
+from dsv4bench.bench.footprint import memory_of
 from dsv4bench.bench.settings import Settings
 from dsv4bench.model.cost import Cost, stage_cost
 from dsv4bench.model.gpus import gpu_of_device
@@ -31,12 +32,28 @@ def with_floors(row: Row, case: Case, settings: Settings, ceilings: Ceilings | N
     gpu = gpu_of_device(settings.device.name) if settings.device.name else None
     datasheet = Peaks.datasheet(gpu) if gpu else None
     own = (Peaks.measured(ceilings, gpu) if ceilings else None) or datasheet
+    if case.layers:
+        return _with_model_floor(row, case, own)
     costs = [cost_of(case, stage.name) for stage in row.stages]
     if datasheet and (reason := _impossible(row, costs, datasheet)):
         return settings.failed(case, Status.INVALID_RATE, reason).model_copy(update={"memory": row.memory})
     stages = [_with_floor(stage, cost, own, datasheet) for stage, cost in zip(row.stages, costs, strict=True)]
     update = {"stages": stages}
     return row.model_copy(update=update | {"floor": together(costs, own, row.contract.streams) if own else None})
+
+
+def _with_model_floor(row: Row, case: Case, own: Peaks | None) -> Row:
+    """Each layer kind's least work, and the floor of all layers in a row."""
+    stages, total = [], 0.0
+    for stage, (kind, count) in zip(row.stages, case.kinds.items(), strict=True):
+        layer = case.of_kind(kind)
+        costs = [cost_of(layer, name) for name in layer.stage_names]
+        seconds = together(costs, own, row.contract.streams) if own else None
+        total += count * (seconds or 0.0)
+        work = {"bytes": sum(cost.bytes for cost in costs), "flops": sum(cost.flops for cost in costs)}
+        about = stage.extra | {"layers": count, "ideal_bytes": memory_of(layer).ideal_bytes}
+        stages.append(stage.model_copy(update=work | {"floor": seconds, "extra": about}))
+    return row.model_copy(update={"stages": stages, "floor": total if own else None})
 
 
 def together(costs: Sequence[Cost], peaks: Peaks, streams: str) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from dsv4bench.bench.failure import UnsupportedError
 from dsv4bench.bench.settings import Settings
@@ -13,6 +14,7 @@ from dsv4bench.providers.base import Need, Provider, implemented_stages
 from dsv4bench.providers.registry import load_provider
 from dsv4bench.results.row import Contract
 from dsv4bench.scenario.case import Case
+from dsv4bench.stack.graph import capture_layer
 from dsv4bench.stack.inputs import Values
 from dsv4bench.stack.layer import Layer, run_layer, run_stage
 from dsv4bench.stack.scopes import scope
@@ -22,6 +24,38 @@ WHOLE = "layer"
 """Name of the timing of all timed stages together."""
 UPSTREAM = "eager"
 """Provider of the stages that ``kind: stage`` doesn't time but whose outputs it needs."""
+
+
+Part = tuple[tuple[Stage, ...], Values]
+"""Stages with their inputs and outputs."""
+
+
+class Contestant(Protocol):
+    """What a comparison needs of a case, be it a layer (``Side``) or a model (``ModelSide``)."""
+
+    @property
+    def case(self) -> Case:
+        """The case."""
+
+    @property
+    def contract(self) -> Contract:
+        """Of its numbers."""
+
+    @property
+    def timed(self) -> tuple[Stage, ...]:
+        """What is timed beside the whole."""
+
+    def inputs(self, seed: int) -> Any:
+        """Fresh inputs with outputs from one pass."""
+
+    def calls(self, values: Any) -> dict[str, Call]:
+        """What is timed, by name."""
+
+    def parts(self, values: Any) -> list[Part]:
+        """What is checked."""
+
+    def replay(self, seed: int) -> Any:
+        """Values after a capture on one input and a replay on another."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +106,19 @@ class Side:
         if len(self.timed) > 1:
             calls |= {stage.name: self._alone(stage, dict(values)) for stage in self.timed}
         return calls
+
+    def parts(self, values: Values) -> list[Part]:
+        """The timed stages with their inputs and outputs, to be checked."""
+        return [(self.timed, values)]
+
+    def buffers(self, values: Values) -> Values:
+        """What a captured run reads: all but what it produces itself."""
+        produced = {name for stage in self.timed for name in stage.outputs}
+        return {name: value for name, value in values.items() if name not in produced}
+
+    def replay(self, seed: int) -> Values:
+        """Capture on one input and replay on another."""
+        return capture_layer(self.run, self.buffers(self.inputs(seed))).replay(self.inputs(seed + 1))
 
     def _together(self, values: Values) -> Call:
         name = self.case.kind.value

@@ -6,7 +6,7 @@ from typing import Any
 
 from dsv4bench.bench.compilation import CompileLog
 from dsv4bench.bench.rounds import seed_of
-from dsv4bench.bench.side import Side
+from dsv4bench.bench.side import Contestant
 from dsv4bench.bench.telemetry import Sensor, Telemetry
 from dsv4bench.bench.timers import Call, Samples, timer_of
 from dsv4bench.errors import MeasurementError
@@ -84,7 +84,7 @@ def time_calls(
     raise MeasurementError(f"a kernel is compiled in every call ({DISCARDS + 1} timed windows were discarded)")
 
 
-def calls_of(side: Side, seed: int, sets: int) -> dict[str, list[Call]]:
+def calls_of(side: Contestant, seed: int, sets: int) -> dict[str, list[Call]]:
     """What a turn times: by name, one call per input set."""
     calls: dict[str, list[Call]] = {}
     for number in range(sets):

@@ -19,6 +19,7 @@ from dsv4bench.errors import UserError
 from dsv4bench.results.manifest import Ceilings
 from dsv4bench.scenario.case import Case
 from dsv4bench.stack.layer import Layer, prepare
+from dsv4bench.stack.model import Model, prepare_model
 
 
 class Workshop:
@@ -27,7 +28,7 @@ class Workshop:
     def __init__(self, send: Callable[[Any], None], receive: Callable[[], Any]) -> None:
         self._send, self._receive = send, receive
         self._spending = Spending()
-        self._layer: Layer | None = None
+        self._layer: Layer | Model | None = None
         self._group: tuple[Case, ...] = ()
 
     def probe(self, task: Probe) -> Found:
@@ -85,7 +86,7 @@ class Workshop:
     def _report(self, case_id: str, doing: str) -> None:
         self._send(Working(case_id, doing))
 
-    def _layer_for(self, task: Measure) -> Layer:
+    def _layer_for(self, task: Measure) -> Layer | Model:
         """The shared layer, made for the whole group at once or, if that is too much, for this task alone."""
         if self._layer is not None and set(task.cases) <= set(self._group):
             return self._layer
@@ -98,21 +99,35 @@ class Workshop:
                     raise
                 return self._make(task.cases, task.settings)
 
-    def _make(self, cases: Sequence[Case], settings: Settings) -> Layer:
+    def _make(self, cases: Sequence[Case], settings: Settings) -> Layer | Model:
         self._layer, self._group = None, ()
-        first = cases[0]
-        self._layer = prepare(
-            first.shape,
-            first.kind,
-            first.cache,
-            [case.workload for case in cases],
-            device=settings.device.torch_name,
-            seed=settings.timing.seed,
-            choice=first.weights,
-            tp=first.tp,
-        )
-        self._group = tuple(cases)
-        return self._layer
+        first, workloads = cases[0], [case.workload for case in cases]
+        where, seed = settings.device.torch_name, settings.timing.seed
+        made: Layer | Model
+        if first.layers:
+            made = prepare_model(
+                first.shape,
+                first.layers,
+                first.copies,
+                first.cache,
+                workloads,
+                device=where,
+                seed=seed,
+                choice=first.weights,
+            )
+        else:
+            made = prepare(
+                first.shape,
+                first.kind,
+                first.cache,
+                workloads,
+                device=where,
+                seed=seed,
+                choice=first.weights,
+                tp=first.tp,
+            )
+        self._layer, self._group = made, tuple(cases)
+        return made
 
     def _ceilings(self, device: Device) -> Ceilings | None:
         from dsv4bench.bench.ceilings import measure_ceilings

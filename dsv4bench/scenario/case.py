@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
@@ -100,7 +101,7 @@ class Case:
     Attributes:
         scenario_kind: ``layer``, ``stage``, ``model`` or ``memory``.
         shape: dimensions of this rank (already divided by ``tp``).
-        kind: layer kind.
+        kind: layer kind; of a model the first one (``of_kind`` gives the others).
         workload: the step.
         cache: precisions.
         execution: streams and graph.
@@ -108,6 +109,8 @@ class Case:
         stages: stage names to run on their own (``kind: stage``); empty for whole layers.
         tp: tensor-parallel size that ``shape`` is a rank of.
         weights: their precision and origin.
+        layers: kind of each layer of a model (``kind: model``); empty for single layers.
+        copies: of a model: distinct sets of weights and caches per layer kind, which its layers take in turn.
     """
 
     scenario_kind: str
@@ -120,6 +123,17 @@ class Case:
     stages: tuple[str, ...] = field(default=())
     tp: int = 1
     weights: WeightChoice = WeightChoice()
+    layers: tuple[LayerKind, ...] = ()
+    copies: int = 1
+
+    def of_kind(self, kind: LayerKind) -> "Case":
+        """A single layer of a model, at the same step."""
+        return replace(self, scenario_kind="layer", kind=kind, layers=(), copies=1)
+
+    @property
+    def kinds(self) -> dict[LayerKind, int]:
+        """Layers of each kind: those of a model, or the one layer."""
+        return dict(Counter(self.layers or (self.kind,)))
 
     @property
     def stage_names(self) -> tuple[str, ...]:
@@ -133,7 +147,8 @@ class Case:
             "scenario_kind": self.scenario_kind,
             "model": self.shape.name,
             "shape": shape_digest(self.shape),
-            "layer": self.kind.value,
+            "layer": "model" if self.layers else self.kind.value,
+            **self._layers(),
             **self.workload.describe(),
             "main": self.cache.main,
             "indexer": self.cache.indexer,
@@ -145,6 +160,12 @@ class Case:
             "tp": self.tp,
             **self.weights.describe(),
         }
+
+    def _layers(self) -> dict[str, Any]:
+        if not self.layers:
+            return {}
+        counts = "+".join(f"{count}{kind}" for kind, count in self.kinds.items())
+        return {"layers": counts, "copies": self.copies}
 
     @property
     def case_id(self) -> str:
@@ -164,7 +185,8 @@ class Case:
     def label(self) -> str:
         """Readable and unique within a scenario; what ``--only`` matches."""
         model = self.shape.name + (f"-tp{self.tp}" if self.tp > 1 else "")
-        parts = [model, self.kind.value, self.workload.label, self.cache.label, self.execution.label]
+        what = "model" if self.layers else self.kind.value
+        parts = [model, what, self.workload.label, self.cache.label, self.execution.label]
         parts += self.weights.labels
         if self.stages:
             parts.append("+".join(self.stages))

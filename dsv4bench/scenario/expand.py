@@ -1,5 +1,6 @@
 """From a scenario to its cases: the product of its axes."""
 
+from collections import Counter
 from dataclasses import replace
 from itertools import product
 
@@ -19,7 +20,7 @@ def expand(scenario: Scenario) -> list[Case]:
         UserError: a model that can't be read or has none of the layers asked for, a query longer than its context, or a
             tensor-parallel size that doesn't divide the heads.
     """
-    cache, schedule = scenario.cache, scenario.schedule
+    cache, schedule, whole = scenario.cache, scenario.schedule, scenario.kind == "model"
     grid = product(
         _layers(scenario),
         scenario.tp,
@@ -34,13 +35,15 @@ def expand(scenario: Scenario) -> list[Case]:
             scenario_kind=scenario.kind,
             shape=shape.shard(tp),
             kind=kind,
-            workload=_for_kind(workload, kind),
+            workload=workload if whole else _for_kind(workload, kind),
             cache=precision,
             execution=execution,
             provider=provider,
             stages=tuple(scenario.stages or ()),
             tp=tp,
             weights=weights,
+            layers=shape.layers if whole else (),
+            copies=min(scenario.copies, max(Counter(shape.layers).values())) if whole else 1,
         )
         for (shape, kind), tp, workload, precision, weights, execution, provider in grid
     ]
@@ -61,6 +64,8 @@ def select(cases: list[Case], patterns: list[str]) -> list[Case]:
 
 def _layers(scenario: Scenario) -> list[tuple[ModelShape, LayerKind]]:
     shapes = [load_shape(name) for name in scenario.model]
+    if scenario.kind == "model":
+        return [(shape, shape.layers[0]) for shape in shapes]
     wanted = scenario.layers
     found: list[tuple[ModelShape, LayerKind]] = []
     for shape in shapes:

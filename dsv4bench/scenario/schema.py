@@ -229,14 +229,17 @@ class Scenario(Section):
     """Lower-case name; run directories carry it."""
     description: str = ""
     """What the scenario shows."""
-    kind: Literal["layer", "stage", "memory"] = "layer"
-    """``layer`` times whole layers and each stage, ``stage`` only the stages named, ``memory`` accounts KV bytes."""
+    kind: Literal["layer", "stage", "model", "memory"] = "layer"
+    """``layer`` times whole layers and each stage, ``stage`` only the stages named, ``model`` the attention of every
+    layer of a model one after another, ``memory`` accounts KV bytes."""
     model: Names
     """Presets (v4-pro, v4-flash, v3.2) or paths to a Hugging Face config.json."""
     layers: Annotated[list[LayerKind], _axis(LayerKind)] | None = None
     """Layer kinds; default: every kind of each model. dsa always has the V3.2 shape."""
     stages: Annotated[list[str], _axis(str)] | None = None
     """Stages of ``kind: stage``."""
+    copies: Annotated[int, Field(ge=1)] = 2
+    """Of ``kind: model``: distinct sets of weights and caches per layer kind; its layers take them in turn."""
     workload: WorkloadSection
     """The steps."""
     cache: CacheSection = CacheSection()
@@ -273,6 +276,12 @@ class Scenario(Section):
         if (self.kind == "stage") != bool(self.stages):
             raise ValueError("'stages' belongs to kind: stage, which needs it")
         _require_stages(self.stages or ())
+        if self.kind == "model" and self.layers is not None:
+            raise ValueError("'layers' does not go with kind: model, which runs every layer of the model's list")
+        if self.kind == "model" and self.weights.checkpoint is not None:
+            raise ValueError(
+                "'weights.checkpoint' does not go with kind: model; it is read one layer at a time"
+            )
         return self
 
 
