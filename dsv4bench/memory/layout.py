@@ -65,6 +65,20 @@ class Group:
     placements: tuple[Placement, ...]
     bytes: int
 
+    def blocks(self, context: int, in_flight: int, dcp: int = 1) -> int:
+        """Blocks a request of ``context`` tokens takes; one without tokens takes none.
+
+        Args:
+            context: tokens of the request.
+            in_flight: tokens a step may add before the window slides.
+            dcp: ranks that compressed entries are split over.
+        """
+        if context == 0:
+            return 0
+        if self.window:
+            return -(-min(self.window - 1 + in_flight, context) // self.tokens) + 1
+        return -(-context // (self.tokens * dcp))
+
 
 @dataclass(frozen=True)
 class CacheLayout:

@@ -292,7 +292,9 @@ def _explanation(account: Account) -> Section:
     lines = [f"ideal: {term}" for term in account.view.ideal.terms]
     lines.append(f"ideal: total = {account.view.ideal.total:,} B")
     if account.baseline is not None:
-        lines += [f"{account.baseline.shape.name}: {term}" for term in account.baseline.ideal.terms]
+        name = account.baseline.shape.name
+        lines += [f"{name}: {term}" for term in account.baseline.ideal.terms]
+        lines.append(f"{name}: total = {account.baseline.ideal.total:,} B")
     if account.view.engine is not None:
         lines += [f"request: {term}" for term in account.view.engine.terms]
     if account.capacity is not None:

@@ -10,8 +10,14 @@ from fractions import Fraction
 
 from dsv4bench.errors import UserError
 from dsv4bench.memory.deployment import Deployment
+from dsv4bench.memory.engines.vllm_terms import (
+    block_count_terms,
+    in_flight_term,
+    pool_terms,
+    request_terms,
+)
 from dsv4bench.memory.ideal import EntryBytes
-from dsv4bench.memory.layout import CacheLayout, Group, build_layout
+from dsv4bench.memory.layout import CacheLayout, build_layout
 from dsv4bench.memory.page import CacheKind
 from dsv4bench.memory.usage import Capacity, LayerBytes, Usage
 
@@ -59,6 +65,8 @@ class Vllm:
         """Refuse precisions the layout lacks; see `build_layout`."""
         if deployment.layout not in ("flashmla", "flashinfer"):
             raise UserError(f"--layout must be flashmla or flashinfer, got {deployment.layout!r}")
+        if not deployment.shape.is_v4 and deployment.indexer != "fp8":
+            raise UserError(f"vLLM serves V3.2 with indexer fp8, got {deployment.indexer!r}")
         self.layout(deployment)
 
     def layout(self, deployment: Deployment, stage: range | None = None) -> CacheLayout:
@@ -90,21 +98,16 @@ class Vllm:
     def usage(self, deployment: Deployment, context: int) -> Usage:
         """Blocks one decoding request holds, attributed to layers; the unused rest of their slabs is shared."""
         layout = self.layout(deployment)
-        counts = _group_blocks(layout.groups, context, deployment.decode_tokens, deployment.dcp)
+        counts = group_blocks(layout, context, deployment.decode_tokens, deployment.dcp)
         layers = [_layer_bytes(layout, i, context, counts, deployment) for i in range(len(layout.layers))]
         slack = sum(n * (layout.bytes_per_block - layout.group(name).bytes) for name, n in counts.items())
-        blocks = sum(counts.values())
-        terms = (
-            *_block_terms(layout.groups, context, deployment.decode_tokens, deployment.dcp),
-            f"blocks of a decoding request = {' + '.join(f'{n:,}' for n in counts.values())} = {blocks:,}",
-            f"engine bytes = {blocks:,} · {layout.bytes_per_block:,} = {blocks * layout.bytes_per_block:,}",
-        )
+        terms = request_terms(layout, context, deployment.decode_tokens, deployment.dcp)
         return Usage(tuple(layers), shared=slack, terms=terms)
 
     def blocks_held(self, deployment: Deployment, context: int) -> int:
         """Blocks one decoding request of ``context`` tokens holds."""
-        groups = self.layout(deployment).groups
-        return sum(_group_blocks(groups, context, deployment.decode_tokens, deployment.dcp).values())
+        counts = group_blocks(self.layout(deployment), context, deployment.decode_tokens, deployment.dcp)
+        return sum(counts.values())
 
     def capacity(self, deployment: Deployment, available: int, num_blocks: int | None = None) -> Capacity:
         """Blocks, concurrency and the tokens vLLM logs."""
@@ -115,7 +118,7 @@ class Vllm:
         size = max(stage_bytes)
         pool = available // size if num_blocks is None else num_blocks
         flight = self.in_flight(deployment)
-        counts = _group_blocks(layout.groups, length, flight, deployment.dcp)
+        counts = group_blocks(layout, length, flight, deployment.dcp)
         need = self.blocks_per_request(layout, length, flight, deployment.dcp)
         held = self.blocks_per_request(layout, length, deployment.decode_tokens, deployment.dcp)
         return Capacity(
@@ -129,16 +132,20 @@ class Vllm:
             blocks_per_request=need,
             group_blocks=counts,
             in_flight_share=max(0.0, (need - held) / need),
-            terms=self._capacity_terms(deployment, layout, stage_bytes, available, num_blocks),
+            terms=(
+                f"tokens in flight F = {in_flight_term(deployment, flight)}",
+                *block_count_terms(layout, length, flight, deployment.dcp, need),
+                *pool_terms(stage_bytes, available, num_blocks, need, length),
+            ),
         )
 
     def blocks_per_request(self, layout: CacheLayout, length: int, in_flight: int, dcp: int = 1) -> int:
         """Blocks admission charges: a sum in ``packed``; before, bytes of the groups in units of the full group."""
-        counts = _group_blocks(layout.groups, length, in_flight, dcp)
+        counts = group_blocks(layout, length, in_flight, dcp)
         if self.generation == "packed":
             return sum(counts.values())
         used = sum(n * layout.group(name).bytes for name, n in counts.items())
-        return -(-used // self._unit(layout))
+        return -(-used // layout.groups[0].bytes)
 
     def is_checked(self, deployment: Deployment) -> bool:
         """Whether a case with this generation, model and layout exists."""
@@ -153,14 +160,11 @@ class Vllm:
             notes.append("fp4 saves no memory before vLLM 0.27: an fp4 indexer row still reserves 132 B")
         if deployment.shape.is_v4 and deployment.dcp > 1:
             notes.append("no vLLM release serves V4 with decode context parallelism (PR #44573 is open)")
-        if self.generation != "packed":
+        if deployment.shape.is_v4 and self.generation != "packed":
             notes.append("vLLM before 0.27 under-counts the blocks of sliding groups; the concurrency is what it logs")
         if self.version and _parse_version(self.version) > NEWEST_READ:
             notes.append(f"vLLM {self.version} is newer than what was read (0.33); taken to be alike")
         return tuple(notes)
-
-    def _unit(self, layout: CacheLayout) -> int:
-        return layout.groups[0].bytes
 
     def _largest_context(self, layout: CacheLayout, pool: int, in_flight: int, dcp: int) -> int:
         low, high = 0, max(1, pool) * 256 * dcp
@@ -169,49 +173,6 @@ class Vllm:
             fits = self.blocks_per_request(layout, middle, in_flight, dcp) <= pool
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
-
-    def _capacity_terms(
-        self, d: Deployment, layout: CacheLayout, stage_bytes: list[int], available: int, num_blocks: int | None
-    ) -> tuple[str, ...]:
-        length, flight, size = d.max_model_len, self.in_flight(d), max(stage_bytes)
-        counts = _group_blocks(layout.groups, length, flight, d.dcp)
-        need = self.blocks_per_request(layout, length, flight, d.dcp)
-        pool = available // size if num_blocks is None else num_blocks
-        lines = [f"tokens in flight F = {self._in_flight_term(d)}"]
-        lines += _block_terms(layout.groups, length, flight, d.dcp)
-        if self.generation == "packed":
-            lines.append(f"blocks per request = {' + '.join(f'{n:,}' for n in counts.values())} = {need:,}")
-        else:
-            parts = " + ".join(f"{n:,}·{layout.group(name).bytes:,}" for name, n in counts.items())
-            lines.append(f"blocks per request = ⌈({parts}) / {self._unit(layout):,}⌉ = {need:,}")
-        lines.append(self._block_bytes_term(layout))
-        if d.pp > 1:
-            lines.append(
-                f"bytes per block by pipeline stage: {', '.join(f'{b:,}' for b in stage_bytes)}; largest counts"
-            )
-        if num_blocks is None:
-            lines.append(f"blocks = ⌊{available:,} / {size:,}⌋ = {pool:,}")
-        else:
-            lines.append(f"blocks = {pool:,}, as given")
-        lines.append(f"concurrency = {pool:,} / {need:,} = {pool / need:.2f}")
-        lines.append(f"KV cache tokens, derived = ⌊{pool:,} / {need:,} · {length:,}⌋ = {pool * length // need:,}")
-        return tuple(lines)
-
-    def _in_flight_term(self, d: Deployment) -> str:
-        flight = self.in_flight(d)
-        if d.in_flight_tokens is not None:
-            return f"{flight:,}, as given"
-        doubled = flight != d.max_num_batched_tokens
-        return f"{d.max_num_batched_tokens:,}" + (f" · 2 (async scheduling) = {flight:,}" if doubled else "")
-
-    def _block_bytes_term(self, layout: CacheLayout) -> str:
-        groups = ", ".join(f"{group.name} {group.bytes:,}" for group in layout.groups)
-        how = {
-            "packed": "largest group",
-            "bucketed": "slots of each bucket, as many as any group puts there",
-            "tuple": "slots of one page of every bucket",
-        }[self.generation]
-        return f"bytes per block = {how} = {layout.bytes_per_block:,} (groups: {groups})"
 
 
 def engine(version: str) -> Vllm:
@@ -236,29 +197,9 @@ def _parse_version(text: str) -> tuple[int, ...]:
     return int(parts[0]), int(parts[1])
 
 
-def _group_blocks(groups: tuple[Group, ...], context: int, in_flight: int, dcp: int) -> dict[str, int]:
-    """Blocks a request of ``context`` tokens takes of each group; a request without tokens takes none."""
-    counts = {}
-    for group in groups:
-        if context == 0:
-            counts[group.name] = 0
-        elif group.window:
-            counts[group.name] = -(-min(group.window - 1 + in_flight, context) // group.tokens) + 1
-        else:
-            counts[group.name] = -(-context // (group.tokens * dcp))
-    return counts
-
-
-def _block_terms(groups: tuple[Group, ...], context: int, in_flight: int, dcp: int) -> list[str]:
-    counts = _group_blocks(groups, context, in_flight, dcp)
-    lines = []
-    for group in groups:
-        if group.window:
-            formula = f"⌈min({group.window - 1} + {in_flight:,}, {context:,})/{group.tokens}⌉ + 1"
-        else:
-            formula = f"⌈{context:,}/{group.tokens * dcp}⌉"
-        lines.append(f"{group.name}: {formula} = {counts[group.name]:,} blocks")
-    return lines
+def group_blocks(layout: CacheLayout, context: int, in_flight: int, dcp: int) -> dict[str, int]:
+    """Blocks of each group, by name; see `Group.blocks`."""
+    return {group.name: group.blocks(context, in_flight, dcp) for group in layout.groups}
 
 
 def _layer_bytes(
