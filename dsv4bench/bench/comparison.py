@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from dsv4bench.bench.check import check_replay, check_run, share_of_tolerance, worse
 from dsv4bench.bench.compilation import CompileLog
-from dsv4bench.bench.energy import energy_per_call
+from dsv4bench.bench.energy import cuda_checkpoint, energy_per_call
 from dsv4bench.bench.failure import UnsupportedError, status_of
 from dsv4bench.bench.l2 import input_sets, make_flush
 from dsv4bench.bench.launches import count_all
@@ -245,12 +245,11 @@ class Comparison:
         sensor = self._sensor
         if sensor is None or self._settings.device.type != "cuda":
             return None
-        import torch
 
         with self._spending.on("energy"):
             values = side.inputs(seed_of(self._settings.timing.seed, side.case.pair_id, "energy"))
             call = replays([side.calls(values)[WHOLE]], graph=side.contract.graph)[0]
-            return energy_per_call(sensor.energy, call, torch.cuda.synchronize, seconds)
+            return energy_per_call(sensor.energy, call, cuda_checkpoint, seconds)
 
 
 def _side(contender: Contender) -> Contestant:
