@@ -52,7 +52,8 @@ class _Past:
 
 def interleaved(base: Sequence[Run], new: Run) -> bool:
     """Whether a run and its base are the two sides of the same rounds."""
-    return len(base) == 1 and base[0].manifest.run_id == new.manifest.run_id
+    first = base[0].manifest
+    return len(base) == 1 and first.run_id == new.manifest.run_id and first.side != new.manifest.side
 
 
 def examine(base: Sequence[Run], new: Run) -> Findings:

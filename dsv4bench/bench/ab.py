@@ -169,7 +169,7 @@ def _open_books(
         if party.checkout is not None:
             environment = environment.model_copy(update={"git_sha": party.checkout.sha, "git_dirty": None})
         request = Request(party.scenario, cases, contest.device, contest.argv, contest.repro, contest.check)
-        manifest = make_manifest(request, run_id, found, environment)
+        manifest = make_manifest(request, run_id, found, environment).model_copy(update={"side": SIDES[side]})
         directory = RunDirectory.create(path / SIDES[side], manifest)
         books.append(_Book(directory, manifest, settings, {case.case_id: case for case in cases}, contest.repro))
     return books[0], books[1]

@@ -47,7 +47,7 @@ def store(run: Run, root: Path) -> Path:
         raise UserError(f"{run.path} is no baseline: nothing in it was measured")
     folder = folder_of(root, run.manifest)
     for stored in stored_runs(folder) if folder.is_dir() else []:
-        if stored.manifest.run_id == run.manifest.run_id:
+        if _same(stored.manifest, run.manifest):
             raise UserError(f"{run.path} is stored already: {stored.path}")
     path = _free(folder / f"{datetime.fromisoformat(run.manifest.started):%Y%m%dT%H%M%SZ}.json")
     write_run_file(run, path)
@@ -80,15 +80,23 @@ def find_base(path: Path, manifest: Manifest) -> list[Run]:
         Runs, oldest first; at least one.
 
     Raises:
-        IncomparableError: nothing there, or it can't be read.
+        IncomparableError: nothing there but the run itself, or it can't be read.
     """
     if path.is_file() or (path / MANIFEST).is_file():
-        return [read_run(path)]
+        if _same((run := read_run(path)).manifest, manifest):
+            raise IncomparableError(f"{path} is the run itself; name another as its baseline")
+        return [run]
     slug, scenario = machine_slug(manifest), manifest.scenario_name
     for folder in (path, path / scenario, path / slug / scenario):
-        if folder.is_dir() and (runs := stored_runs(folder)):
-            return runs
+        runs = stored_runs(folder) if folder.is_dir() else []
+        if others := [run for run in runs if not _same(run.manifest, manifest)]:
+            return others
     raise IncomparableError(f"no baseline for {scenario} on {slug} at {path}; `dsv4bench baseline add RUN` stores one")
+
+
+def _same(one: Manifest, other: Manifest) -> bool:
+    """Whether both are of the same run, and the same side of it."""
+    return (one.run_id, one.side) == (other.run_id, other.side)
 
 
 def _free(path: Path) -> Path:

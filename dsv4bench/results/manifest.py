@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -35,10 +35,14 @@ class Manifest(Model):
 
     schema_version: int = SCHEMA_VERSION
     run_id: str
+    side: Literal["a", "b"] | None = None
+    """Side of an A/B run; both share its id, and their rounds were interleaved."""
     scenario_name: str
     scenario: dict[str, Any]
     scenario_hash: str
     argv: list[str]
+    repro: list[str] = Field(default_factory=list)
+    """Words that run the scenario again; a row adds its ``--only``."""
     device: str
     started: str
     finished: str | None = None

@@ -59,6 +59,7 @@ def run(rows: Sequence[Row], run_id: str = "run", day: int = 1, gpu: Gpu | None 
     )  # fmt: skip
     fields: dict[str, Any] = {
         "run_id": run_id,
+        "side": "b",
         "scenario_name": "decode",
         "scenario": {"name": "decode"},
         "scenario_hash": "0" * 12,
@@ -70,6 +71,11 @@ def run(rows: Sequence[Row], run_id: str = "run", day: int = 1, gpu: Gpu | None 
         "planned": [PlannedCase(case_id=item.case_id, label=item.label) for item in rows],
     }
     return Run(Path(run_id), Manifest(**fields | changes), tuple(rows))
+
+
+def base_run(rows: Sequence[Row], run_id: str = "run", day: int = 1, **changes: Any) -> Run:
+    """The side that a run made by ``run`` was interleaved with."""
+    return run(rows, run_id, day, **{"side": "a"} | changes)
 
 
 def around(value: float, count: int = 10, spread: float = 0.002) -> list[float]:

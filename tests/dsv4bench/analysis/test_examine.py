@@ -5,7 +5,7 @@ from dsv4bench.analysis.reason import Reason
 from dsv4bench.analysis.verdict import Outcome
 from dsv4bench.results.manifest import PlannedCase
 from dsv4bench.results.row import StageRow, Status
-from tests.dsv4bench.stored_runs import CONTRACT, H200, around, row, run, shuffled, timing
+from tests.dsv4bench.stored_runs import CONTRACT, H200, around, base_run, row, run, shuffled, timing
 
 BASE = row("case", around(1e-4))
 SAME = row("case", shuffled(1e-4))
@@ -18,41 +18,46 @@ def only_verdict(findings: Findings) -> tuple[Outcome, Reason, str]:
 
 
 def test_two_sides_of_one_run_are_compared_round_by_round():
-    [evidence] = examine([run([BASE])], run([SAME])).evidence.values()
+    [evidence] = examine([base_run([BASE])], run([SAME])).evidence.values()
     assert not evidence.stored
     assert (evidence.rounds, evidence.estimate.count) == (10, 10)
 
 
 def test_a_run_that_was_measured_apart_is_a_history_of_one():
-    [evidence] = examine([run([BASE], "before")], run([SAME], "after")).evidence.values()
+    [evidence] = examine([base_run([BASE], "before")], run([SAME], "after")).evidence.values()
     assert evidence.stored
     assert evidence.estimate.count == 1
+
+
+def test_a_run_beside_its_own_copy_is_no_pair_of_sides():
+    [evidence] = examine([run([SAME])], run([SAME])).evidence.values()
+    assert evidence.stored
 
 
 def test_rounds_are_paired_by_their_index():
     late = timing(around(1e-4)).rounds[5:]
     new = SAME.model_copy(update={"layer": SAME.layer.model_copy(update={"rounds": late})})
-    [evidence] = examine([run([BASE])], run([new])).evidence.values()
+    [evidence] = examine([base_run([BASE])], run([new])).evidence.values()
     assert evidence.rounds == 5
     assert evidence.estimate.log_effect == pytest.approx(0)
 
 
 def test_unlike_contracts_are_refused_and_the_difference_is_named():
     cold = row("case", shuffled(1e-4), contract=CONTRACT.model_copy(update={"l2": "cold"}))
-    found = only_verdict(examine([run([BASE])], run([cold])))
+    found = only_verdict(examine([base_run([BASE])], run([cold])))
     assert found == (Outcome.INCOMPARABLE, Reason.CONTRACT_DIFFERS, "l2: warm → cold")
 
 
 def test_another_gpu_is_refused():
     other = H200.model_copy(update={"name": "NVIDIA H100 80GB HBM3"})
-    found = only_verdict(examine([run([BASE], gpu=other)], run([SAME])))
+    found = only_verdict(examine([base_run([BASE], gpu=other)], run([SAME])))
     assert found == (Outcome.INCOMPARABLE, Reason.FINGERPRINT_DIFFERS, "GPU: NVIDIA H100 80GB HBM3 → NVIDIA H200")
 
 
 def test_a_changed_shape_is_refused_and_the_difference_is_named():
     before = row("case", around(1e-4), case_id="x", pair_id="x", case={"layer": "c4a", "batch": 1})
     after = row("case", around(1e-4), case_id="y", pair_id="y", case={"layer": "c4a", "batch": 2})
-    [refusal] = [item for item in examine([run([before])], run([after])).verdicts if item.subject.case_id == "y"]
+    [refusal] = [item for item in examine([base_run([before])], run([after])).verdicts if item.subject.case_id == "y"]
     assert (refusal.outcome, refusal.reasons, refusal.detail) == (
         Outcome.INCOMPARABLE,
         (Reason.SHAPE_CHANGED,),
@@ -73,37 +78,37 @@ def test_stored_runs_of_other_hardware_and_contract_are_left_out_of_the_history(
 @pytest.mark.parametrize("status", [Status.INCORRECT, Status.RUNTIME_ERROR, Status.TIMEOUT, Status.INVALID_RATE])
 def test_a_case_that_broke_is_a_failed_measurement(status):
     broken = row("case", status=status, reason="illegal memory access")
-    found = only_verdict(examine([run([BASE])], run([broken])))
+    found = only_verdict(examine([base_run([BASE])], run([broken])))
     assert found == (Outcome.FAILED, Reason.MEASUREMENT_FAILED, f"{status.value}: illegal memory access")
 
 
 def test_a_base_that_broke_is_a_failed_measurement_and_not_a_missing_baseline():
     broken = row("case", status=Status.RUNTIME_ERROR, reason="illegal memory access")
-    found = only_verdict(examine([run([broken])], run([SAME])))
+    found = only_verdict(examine([base_run([broken])], run([SAME])))
     assert found == (Outcome.FAILED, Reason.MEASUREMENT_FAILED, "base side runtime_error: illegal memory access")
 
 
 def test_a_case_that_no_longer_runs_is_a_failed_measurement():
     gone = row("case", status=Status.UNSUPPORTED, reason="needs sm_90")
-    assert only_verdict(examine([run([BASE])], run([gone])))[0] is Outcome.FAILED
+    assert only_verdict(examine([base_run([BASE])], run([gone])))[0] is Outcome.FAILED
 
 
 def test_a_case_that_never_ran_is_only_noted():
     never = row("case", status=Status.UNSUPPORTED, reason="needs sm_90")
-    findings = examine([run([never])], run([never]))
+    findings = examine([base_run([never])], run([never]))
     assert (findings.verdicts, findings.evidence) == ([], {})
     assert findings.notes == ["case is not gated: unsupported, needs sm_90"]
 
 
 def test_a_case_that_a_killed_run_lost_is_a_failed_measurement():
     lost = [PlannedCase(case_id="id-case", label="case"), PlannedCase(case_id="id-lost", label="lost")]
-    findings = examine([run([BASE])], run([SAME], planned=lost))
+    findings = examine([base_run([BASE])], run([SAME], planned=lost))
     [verdict] = findings.verdicts
     assert (verdict.outcome, verdict.subject.label) == (Outcome.FAILED, "lost")
 
 
 def test_new_and_vanished_cases_are_inconclusive():
-    findings = examine([run([BASE])], run([row("other", around(1e-4))]))
+    findings = examine([base_run([BASE])], run([row("other", around(1e-4))]))
     assert {(item.subject.label, item.reasons[0]) for item in findings.verdicts} == {
         ("case", Reason.VANISHED),
         ("other", Reason.NO_BASELINE),
@@ -113,21 +118,21 @@ def test_new_and_vanished_cases_are_inconclusive():
 
 def test_a_renamed_case_is_compared_and_reported():
     renamed = row("case, renamed", shuffled(1e-4), case_id="id-case")
-    findings = examine([run([BASE])], run([renamed]))
+    findings = examine([base_run([BASE])], run([renamed]))
     assert findings.notes == ["case is now called case, renamed"]
     assert findings.remarks == {"id-case": (Reason.RENAMED,)}
     assert len(findings.evidence) == 1
 
 
 def test_other_versions_are_remarked_and_not_refused():
-    findings = examine([run([BASE], torch="2.11.0")], run([SAME]))
+    findings = examine([base_run([BASE], torch="2.11.0")], run([SAME]))
     assert findings.remarks == {"id-case": (Reason.VERSION_DIFFERS,)}
     assert len(findings.evidence) == 1
 
 
 def test_a_timer_that_read_zero_is_a_failed_measurement():
     zero = row("case", [0.0] * 10)
-    assert only_verdict(examine([run([BASE])], run([zero])))[0] is Outcome.FAILED
+    assert only_verdict(examine([base_run([BASE])], run([zero])))[0] is Outcome.FAILED
 
 
 def staged(kind: str, *stages: str):
@@ -144,7 +149,7 @@ def staged(kind: str, *stages: str):
     ],
 )
 def test_several_stages_of_their_own_are_gated_one_by_one_and_layers_as_a_whole(case, metrics):
-    evidence = examine([run([case])], run([case])).evidence
+    evidence = examine([base_run([case])], run([case])).evidence
     assert [subject.metric for subject in evidence] == metrics
 
 
@@ -160,7 +165,7 @@ def test_several_stages_of_their_own_are_gated_one_by_one_and_layers_as_a_whole(
 def test_engine_bytes_are_held_to_equality(before, after, outcome, reason):
     base = row("case", around(1e-4), engine_bytes=before)
     new = row("case", around(1e-4), engine_bytes=after if after else None)
-    verdicts = {item.subject.metric: item for item in examine([run([base])], run([new])).verdicts}
+    verdicts = {item.subject.metric: item for item in examine([base_run([base])], run([new])).verdicts}
     assert (verdicts["memory.engine"].outcome, verdicts["memory.engine"].reasons[0]) == (outcome, reason)
 
 
@@ -170,7 +175,7 @@ def test_measured_bytes_may_differ_by_a_per_cent(measured, outcome):
         return {"ideal_bytes": 1, "engine_bytes": 2, "measured_bytes": size}
 
     base, new = row("case", around(1e-4), memory=figures(10_000)), row("case", around(1e-4), memory=figures(measured))
-    verdicts = {item.subject.metric: item for item in examine([run([base])], run([new])).verdicts}
+    verdicts = {item.subject.metric: item for item in examine([base_run([base])], run([new])).verdicts}
     assert verdicts["memory.measured"].outcome is outcome
 
 
@@ -178,7 +183,7 @@ def test_memory_is_gated_by_one_stored_run_and_on_any_card_but_measured_bytes_on
     other = H200.model_copy(update={"name": "NVIDIA B200"})
     memory = {"ideal_bytes": 1, "engine_bytes": 2, "measured_bytes": 3}
     base, new = row("case", around(1e-4), memory=memory), row("case", around(1e-4), memory=memory)
-    verdicts = examine([run([base], "before", gpu=other)], run([new], "after")).verdicts
+    verdicts = examine([base_run([base], "before", gpu=other)], run([new], "after")).verdicts
     assert [item.subject.metric for item in verdicts if item.outcome is Outcome.PASS] == [
         "memory.ideal",
         "memory.engine",

@@ -8,13 +8,13 @@ from typer.testing import CliRunner
 
 from dsv4bench.cli.compare import compare
 from dsv4bench.errors import IncomparableError, UserError
-from tests.dsv4bench.stored_runs import CONTRACT, around, row, run, shuffled, write_directory, write_file
+from tests.dsv4bench.stored_runs import CONTRACT, around, base_run, row, run, shuffled, write_directory, write_file
 
 
 @pytest.fixture
 def runs(tmp_path):
     """Two sides of the same rounds and a run measured apart, as a file."""
-    a = run([row("slower", around(1e-4), engine_bytes=1), row("same", around(2e-4))])
+    a = base_run([row("slower", around(1e-4), engine_bytes=1), row("same", around(2e-4))])
     b = run([row("slower", shuffled(1.1e-4), engine_bytes=1), row("same", shuffled(2e-4))])
     c = run([row("slower", around(0.5e-4)), row("same", around(2e-4))], "apart", 2)
     return [

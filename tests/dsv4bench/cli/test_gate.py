@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def gate(*words: object, cwd: Path, **variables: str) -> subprocess.CompletedPro
 
 def sides(folder: Path, a: Run, b: Run) -> Path:
     """Both sides of interleaved rounds, as ``ab`` writes them."""
-    write_directory(a, folder / "ab/a")
+    write_directory(replace(a, manifest=a.manifest.model_copy(update={"side": "a"})), folder / "ab/a")
     write_directory(b, folder / "ab/b")
     return folder / "ab"
 

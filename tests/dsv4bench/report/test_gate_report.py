@@ -16,7 +16,7 @@ from dsv4bench.report.verdict_json import faster_before, gate_json
 from dsv4bench.report.verdict_markdown import gate_markdown
 from dsv4bench.report.verdict_table import decisions
 from dsv4bench.results.row import Status
-from tests.dsv4bench.stored_runs import CONTRACT, around, row, run, shuffled
+from tests.dsv4bench.stored_runs import CONTRACT, around, base_run, row, run, shuffled
 
 DATA = Path(__file__).parents[2] / "data"
 SCHEMA = xmlschema.XMLSchema(DATA / "junit.xsd")
@@ -25,7 +25,7 @@ SCHEMA = xmlschema.XMLSchema(DATA / "junit.xsd")
 def report(*, strict: bool = False) -> GateReport:
     cold = CONTRACT.model_copy(update={"l2": "cold"})
     names = ("same", "slower", "quicker", "wrong", "noisy", "other <contract> & \"quotes\" 'n' |pipes|")
-    base = run([row(name, around(1e-4), engine_bytes=5000) for name in names])
+    base = base_run([row(name, around(1e-4), engine_bytes=5000) for name in names])
     new = run(
         [
             row("same", shuffled(1e-4), engine_bytes=5000),

@@ -4,7 +4,7 @@ from dsv4bench.errors import IncomparableError, UserError
 from dsv4bench.results.baseline import find_base, store, stored_runs
 from dsv4bench.results.row import Status
 from dsv4bench.results.run_directory import read_run
-from tests.dsv4bench.stored_runs import around, row, run, write_directory
+from tests.dsv4bench.stored_runs import around, base_run, row, run, write_directory
 
 
 def stored(tmp_path, day=1, run_id=None):
@@ -67,3 +67,17 @@ def test_a_stored_self_test_is_no_baseline(tmp_path):
     folder = stored(tmp_path).parent
     (folder / "selftest.json").write_text("{}")
     assert len(stored_runs(folder)) == 1
+
+
+def test_a_run_is_never_its_own_baseline(tmp_path):
+    for day in (1, 2, 3):
+        stored(tmp_path, day)
+    folder = tmp_path / "baselines"
+    assert [found.manifest.run_id for found in find_base(folder, run([], "run2").manifest)] == ["run1", "run3"]
+    with pytest.raises(IncomparableError, match="is the run itself"):
+        find_base(folder / "h200/decode/20260102T000000Z.json", run([], "run2").manifest)
+
+
+def test_both_sides_of_an_ab_run_can_be_stored(tmp_path):
+    paths = [store(make([row("case", around(1e-4))]), tmp_path) for make in (base_run, run)]
+    assert [path.name for path in paths] == ["20260101T000000Z.json", "20260101T000000Z-2.json"]
