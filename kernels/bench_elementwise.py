@@ -142,19 +142,11 @@ def _compress(heads: int, tokens: int, variant: str) -> dict[str, object]:
 
 
 def _compress_tiles(tokens: int, variant: str) -> list[object]:
-    prefill = "prefill" in variant
     if "c128main" in variant:
-        whole = [(1, 512, 1, 4, 4, 4), (1, 512, 2, 4, 4, 4), (1, 512, 4, 4, 4, 4), (1, 512, 4, 4, 4, 3)]
-        if tokens <= 8:
-            tiles = [(1, 32, 1, 128, 4), (1, 32, 1, 64, 4), (1, 64, 4, 32, 4)]
-        elif prefill:
-            tiles = [*whole, (32, 32, 1, 128, 4), (1, 512, 1, 4, 4), (8, 512, 4, 4, 4, 4), (8, 512, 2, 4, 4, 4)]
-        elif tokens < 1024:
-            tiles = [*whole, (1, 32, 1, 64, 4), (1, 32, 1, 32, 4), (1, 256, 2, 8, 4, 4), (1, 128, 1, 8, 4, 4)]
-            tiles += [(1, 64, 1, 16, 4, 4), (1, 64, 1, 16, 4, 3), (1, 64, 1, 8, 2, 4), (1, 512, 8, 4, 4, 4)]
-            tiles += [(1, 128, 2, 8, 4, 4), (1, 256, 1, 8, 4, 4)]
-        else:
-            tiles = [*whole, (1, 512, 1, 4, 4), (1, 512, 1, 4, 4, 3), (1, 512, 1, 2, 4, 6), (4, 512, 1, 4, 4, 4)]
+        tiles = [(1, 32, 128), (1, 32, 64)] if tokens <= 256 else [(16, 32, 128), (16, 32, 128, 2, 6)]
+        tiles += [(4, 32, 64), (4, 32, 64, 2, 6), (4, 32, 128)] if 8 < tokens <= 256 else []
+        tiles += [(8, 32, 64), (8, 32, 64, 2, 6), (8, 32, 128, 2, 6)] if tokens > 8 else []
+        tiles += [(32, 32, 128), (32, 32, 128, 2, 6), (32, 32, 64, 2, 6)] if tokens >= 1024 else []
         return [compress.SplitTile(*tile) for tile in tiles]
     warps = 1 if "c4idx" in variant else 4
     tiles = [(1, warps)] + ([(2, warps), (4, warps), (8, warps)] if tokens >= 1024 else [])

@@ -295,10 +295,31 @@ def entries_are_compressed(cache: str, ratio: int, tile: tuple[int, ...]) -> Non
 for _cache in ("main-fp8", "main-bf16", "indexer-fp8", "indexer-fp4", "indexer-bf16"):
     check(entries_are_compressed, cache=_cache, ratio=4, tile=(1, 4))
 check(entries_are_compressed, cache="main-fp8", ratio=4, tile=(4, 4))
-check(entries_are_compressed, cache="main-fp8", ratio=128, tile=(1, 256, 1, 32, 4))
-check(entries_are_compressed, cache="main-fp8", ratio=128, tile=(1, 128, 1, 128, 4))
-check(entries_are_compressed, cache="main-fp8", ratio=128, tile=(4, 256, 2, 32, 4))
-check(entries_are_compressed, cache="main-bf16", ratio=128, tile=(8, 512, 1, 8, 4))
+for _tokens in (1, 2, 4, 16, 32):  # alone; shared or dealt out in groups, rows split or not
+    check(entries_are_compressed, cache="main-fp8", ratio=128, tile=(_tokens, 64, 64, 4, 3))
+check(entries_are_compressed, cache="main-bf16", ratio=128, tile=(8, 256, 16, 8, 2))
+check(entries_are_compressed, cache="main-bf16", ratio=128, tile=(1, 512, 8, 4, 2))
+
+
+def entries_beyond_the_counters_are_compressed() -> None:
+    """More tokens than one launch has tickets for: the entry of the very last one is written."""
+    tokens = compress.CAPACITY + 3
+    state = randn(16, 8, 1024, dtype=torch.float32)
+    slots = torch.full((tokens,), -1, device=DEVICE)
+    slots[-1] = 1
+    arguments = dict(
+        state_cache=state, state_block_table=torch.arange(16, device=DEVICE).int()[None],
+        token_to_request=torch.zeros(tokens, dtype=torch.int32, device=DEVICE),
+        positions=torch.full((tokens,), 127, device=DEVICE), compressed_slots=slots, norm_weight=randn(512),
+        cos_sin=table(), ratio=128, eps=EPS,
+    )  # fmt: skip
+    ours, right = Slab("main-bf16", 2), Slab("main-bf16", 2)
+    compress.compress_norm_rope_insert(**arguments, cache=ours.cache, tile=compress.SplitTile(1024, 512, 8, 4, 2))
+    reference.compress_norm_rope_insert(**arguments, cache=right.cache)
+    assert_caches(ours, right, exact=False)
+
+
+check(entries_beyond_the_counters_are_compressed)
 
 
 # the same stages, a kernel per step -----------------------------------------------------------------------------------

@@ -5,7 +5,9 @@ at 128), which one program reads at once. With ratio 128 it mixes 128 rows (512 
 rows go to programs of their own, which leave a partial softmax in scratch memory; the last to finish combines them.
 
 Only tokens that complete an entry cost more than a look at their slot. Where a step has many tokens, a program looks at
-several slots and works on those that need it: consecutive prefill tokens have one completing token in 4 or 128.
+several slots and works on those that need it: consecutive prefill tokens have one completing token in 4 or 128. With
+ratio 128 a group of tokens has 16 programs. They share the rare entry column by column, or, where most tokens of the
+group complete one, each takes whole rows, which is what device memory reads fastest.
 """
 
 from dataclasses import dataclass
@@ -39,15 +41,23 @@ class OverlapTile:
 
 @dataclass(frozen=True)
 class SplitTile:
-    """Ratio 128: tokens a program looks at, columns of its tile, splits of the 128 rows, rows per step, warps, steps
-    in flight through shared memory (0: all steps in registers)."""
+    """Ratio 128: a group of ``tokens`` is served by 512 / ``columns`` programs.
+
+    Attributes:
+        tokens: tokens of a group.
+        columns: columns of a program's tile where the group completes few entries and all programs share each.
+        rows: rows per step there, all in registers.
+        whole_rows: rows per step where it completes most of them and each program takes rows of all 512 columns.
+        stages: steps in flight through shared memory there.
+        warps: warps per program.
+    """
 
     tokens: int
     columns: int
-    splits: int
     rows: int
-    warps: int
-    stages: int = 0
+    whole_rows: int = 4
+    stages: int = 3
+    warps: int = 4
 
 
 OVERLAP_TILES = {
@@ -56,11 +66,12 @@ OVERLAP_TILES = {
 }
 """Entry width → largest T → tile. NVIDIA H200, 2026-11-29."""
 SPLIT_TILES = (
-    (32, SplitTile(1, 32, 1, 128, 4)),
-    (256, SplitTile(1, 32, 1, 64, 4)),
-    (1 << 62, SplitTile(1, 512, 1, 4, 4)),
+    (32, SplitTile(1, 32, 128)),
+    (96, SplitTile(4, 32, 64)),
+    (256, SplitTile(8, 32, 64, whole_rows=2, stages=6)),
+    (1 << 62, SplitTile(32, 32, 128, whole_rows=2, stages=6)),
 )
-"""Largest T → tile."""
+"""Largest T → tile. NVIDIA H200, 2026-11-29."""
 
 
 @triton.jit
@@ -223,53 +234,115 @@ def _combine_parts(base, D: tl.constexpr, SPLITS: tl.constexpr):
     return tl.sum(mixed * share, axis=0) / tl.sum(total * share, axis=0)
 
 
+@triton.jit
+def _compress_part(
+    rows, finish, pages_of, anchor, target, token, split, column,
+    D: tl.constexpr, RATIO: tl.constexpr, PAGE_TOKENS: tl.constexpr, PARTS: tl.constexpr, SCRATCH: tl.constexpr,
+    COLUMNS: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+    ENTRIES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Mix a tile of columns over a split of an entry's rows; whoever does the last of ``PARTS`` finishes the entry."""
+    state, state_page_stride, state_token_stride = rows
+    weight, cos_sin, pages, scratch, counters, eps, table_stride, page_stride = finish
+    COUNT: tl.constexpr = RATIO // SPLITS
+    top, total, mixed = mix_rows(
+        state, pages_of, anchor, split * COUNT, column, state_page_stride, state_token_stride,
+        D, PAGE_TOKENS, ROWS, COLUMNS, COUNT, STAGES,
+    )  # fmt: skip
+    w, cos, sin = _load_finish(weight, cos_sin, anchor, table_stride, D)
+    if PARTS == 1:
+        _finish_entry(mixed / total, target, w, cos, sin, pages, page_stride, eps, D, ENTRIES, PRECISION)
+    else:
+        # scratch of a token: SPLITS rows of c, then, where rows are split, of maxima and of sums
+        base = scratch + token.to(tl.int64) * SCRATCH
+        own = base + split * D + column
+        if SPLITS == 1:
+            tl.store(own, mixed / total)
+        else:
+            tl.store(own, mixed)
+            tl.store(own + SPLITS * D, top)
+            tl.store(own + 2 * SPLITS * D, total)
+        tl.debug_barrier()  # every thread's part is stored before one of them draws the ticket
+        drawn = tl.atomic_add(counters + token, 1, sem="acq_rel")
+        if drawn == PARTS - 1:
+            tl.store(counters + token, 0)
+            c = _combine_parts(base, D, SPLITS)
+            _finish_entry(c, target, w, cos, sin, pages, page_stride, eps, D, ENTRIES, PRECISION)
+
+
+@triton.jit
+def _share_entries(
+    rows, finish, block_table, block_stride, group, part, first,
+    D: tl.constexpr, RATIO: tl.constexpr, PAGE_TOKENS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr, SCRATCH: tl.constexpr, ENTRIES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Every program takes its tile of columns of each of the group's entries."""
+    slot, position, request = group
+    column = part * COLUMNS + tl.arange(0, COLUMNS)
+    i = _next_completing(slot, -1, TOKENS)
+    while i < TOKENS:
+        anchor = _pick(position, i, TOKENS) // RATIO * RATIO
+        pages_of = block_table + _pick(request, i, TOKENS).to(tl.int64) * block_stride
+        _compress_part(
+            rows, finish, pages_of, anchor, _pick(slot, i, TOKENS), first + i, 0, column,
+            D, RATIO, PAGE_TOKENS, D // COLUMNS, SCRATCH, COLUMNS, 1, ROWS, 0, ENTRIES, PRECISION,
+        )  # fmt: skip
+        i = _next_completing(slot, i, TOKENS)
+
+
+@triton.jit
+def _deal_entries(
+    rows, finish, block_table, block_stride, group, part, first,
+    D: tl.constexpr, RATIO: tl.constexpr, PAGE_TOKENS: tl.constexpr, TOKENS: tl.constexpr, PARTS: tl.constexpr,
+    ROWS: tl.constexpr, STAGES: tl.constexpr, SCRATCH: tl.constexpr, ENTRIES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Every program takes some of the entries, or an equal share of the rows of one; all columns of each row."""
+    slot, position, request = group
+    SPLITS: tl.constexpr = PARTS // TOKENS if TOKENS < PARTS else 1
+    SHARE: tl.constexpr = TOKENS // PARTS if TOKENS > PARTS else 1
+    for k in range(SHARE):
+        i = part // SPLITS * SHARE + k
+        target = _pick(slot, i, TOKENS)
+        if target >= 0:
+            anchor = _pick(position, i, TOKENS) // RATIO * RATIO
+            pages_of = block_table + _pick(request, i, TOKENS).to(tl.int64) * block_stride
+            _compress_part(
+                rows, finish, pages_of, anchor, target, first + i, part % SPLITS, tl.arange(0, D),
+                D, RATIO, PAGE_TOKENS, SPLITS, SCRATCH, D, SPLITS, ROWS, STAGES, ENTRIES, PRECISION,
+            )  # fmt: skip
+
+
 @triton.jit(do_not_specialize=["tokens"])
 def _compress_split(
     state, block_table, requests, positions, slots, weight, cos_sin, pages, scratch, counters, tokens, eps,
     block_stride, state_page_stride, state_token_stride, table_stride, page_stride,
     D: tl.constexpr, RATIO: tl.constexpr, PAGE_TOKENS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
-    SPLITS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, ENTRIES: tl.constexpr, PRECISION: tl.constexpr,
-    PDL: tl.constexpr,
+    ROWS: tl.constexpr, WHOLE_ROWS: tl.constexpr, STAGES: tl.constexpr, SCRATCH: tl.constexpr,
+    ENTRIES: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
-    TILES: tl.constexpr = D // COLUMNS
-    PARTS: tl.constexpr = TILES * SPLITS
-    COUNT: tl.constexpr = RATIO // SPLITS
-    SCRATCH: tl.constexpr = D if SPLITS == 1 else 3 * SPLITS * D
+    PARTS: tl.constexpr = D // COLUMNS
     part = tl.program_id(0) % PARTS
     first = tl.program_id(0) // PARTS * TOKENS
-    split = part // TILES
-    column = part % TILES * COLUMNS + tl.arange(0, COLUMNS)
-    slot, position, request = _load_tokens(slots, positions, requests, first, tokens, TOKENS)
-    i = _next_completing(slot, -1, TOKENS)
-    while i < TOKENS:
-        anchor = _pick(position, i, TOKENS) // RATIO * RATIO
-        target = _pick(slot, i, TOKENS)
-        pages_of = block_table + _pick(request, i, TOKENS).to(tl.int64) * block_stride
-        top, total, mixed = mix_rows(
-            state, pages_of, anchor, split * COUNT, column, state_page_stride, state_token_stride,
-            D, PAGE_TOKENS, ROWS, COLUMNS, COUNT, STAGES,
+    group = _load_tokens(slots, positions, requests, first, tokens, TOKENS)
+    rows = (state, state_page_stride, state_token_stride)
+    finish = (weight, cos_sin, pages, scratch, counters, eps, table_stride, page_stride)
+    if TOKENS == 1:
+        _share_entries(
+            rows, finish, block_table, block_stride, group, part, first,
+            D, RATIO, PAGE_TOKENS, TOKENS, COLUMNS, ROWS, SCRATCH, ENTRIES, PRECISION,
         )  # fmt: skip
-        w, cos, sin = _load_finish(weight, cos_sin, anchor, table_stride, D)
-        if PARTS == 1:
-            _finish_entry(mixed / total, target, w, cos, sin, pages, page_stride, eps, D, ENTRIES, PRECISION)
+    else:
+        if 2 * tl.sum((group[0] >= 0).to(tl.int32), axis=0) > TOKENS:
+            _deal_entries(
+                rows, finish, block_table, block_stride, group, part, first,
+                D, RATIO, PAGE_TOKENS, TOKENS, PARTS, WHOLE_ROWS, STAGES, SCRATCH, ENTRIES, PRECISION,
+            )  # fmt: skip
         else:
-            # scratch of a token: SPLITS rows of c, then, where rows are split, of maxima and of sums
-            base = scratch + (first + i).to(tl.int64) * SCRATCH
-            own = base + split * D + column
-            if SPLITS == 1:
-                tl.store(own, mixed / total)
-            else:
-                tl.store(own, mixed)
-                tl.store(own + SPLITS * D, top)
-                tl.store(own + 2 * SPLITS * D, total)
-            tl.debug_barrier()  # every thread's part is stored before one of them draws the ticket
-            drawn = tl.atomic_add(counters + first + i, 1, sem="acq_rel")
-            if drawn == PARTS - 1:
-                tl.store(counters + first + i, 0)
-                c = _combine_parts(base, D, SPLITS)
-                _finish_entry(c, target, w, cos, sin, pages, page_stride, eps, D, ENTRIES, PRECISION)
-        i = _next_completing(slot, i, TOKENS)
+            _share_entries(
+                rows, finish, block_table, block_stride, group, part, first,
+                D, RATIO, PAGE_TOKENS, TOKENS, COLUMNS, ROWS, SCRATCH, ENTRIES, PRECISION,
+            )  # fmt: skip
 
 
 def compress_norm_rope_insert(
@@ -329,17 +402,15 @@ def _launch_split(
     arguments: dict[str, object], per_token: dict[str, torch.Tensor], tile: SplitTile, ratio: int
 ) -> None:
     slots, dim = per_token["slots"], arguments["D"]
-    tokens, parts = slots.shape[0], dim // tile.columns * tile.splits
-    scratch, counters = None, None
-    if parts > 1:
-        rows = 1 if tile.splits == 1 else 3 * tile.splits
-        scratch = torch.empty((tokens, rows, dim), dtype=torch.float32, device=slots.device)
-        counters = tickets(slots.device)
+    tokens, parts = slots.shape[0], dim // tile.columns
+    splits = max(1, parts // tile.tokens) if tile.tokens > 1 else 1
+    rows = 1 if splits == 1 else 3 * splits
     programs = triton.cdiv(tokens, tile.tokens) * parts
     _compress_split[(programs,)](
-        **arguments, **per_token, scratch=scratch, counters=counters, tokens=tokens, RATIO=ratio, TOKENS=tile.tokens,
-        COLUMNS=tile.columns, SPLITS=tile.splits, ROWS=tile.rows, STAGES=tile.stages,
-        num_warps=tile.warps, **launch_options(programs),
+        **arguments, **per_token, counters=tickets(slots.device), tokens=tokens,
+        scratch=torch.empty((tokens, rows, dim), dtype=torch.float32, device=slots.device),
+        RATIO=ratio, TOKENS=tile.tokens, COLUMNS=tile.columns, ROWS=tile.rows, WHOLE_ROWS=tile.whole_rows,
+        STAGES=tile.stages, SCRATCH=rows * dim, num_warps=tile.warps, **launch_options(programs),
     )  # fmt: skip
 
 
