@@ -84,7 +84,7 @@ def start_run(request: Request, path: Path, listen: Listener) -> Run:
     return read_run(path)
 
 
-def resume_run(path: Path, listen: Listener, repro: Sequence[str] = (), *, check: bool = True) -> Run:
+def resume_run(path: Path, listen: Listener, *, check: bool = True) -> Run:
     """Measure the planned cases of a run that have no row yet.
 
     Raises:
@@ -101,7 +101,7 @@ def resume_run(path: Path, listen: Listener, repro: Sequence[str] = (), *, check
     if not missing:
         return read_run(path)
     scenario = Scenario.model_validate(run.manifest.scenario)
-    request = Request(scenario, missing, run.manifest.device, repro=repro, check=check)
+    request = Request(scenario, missing, run.manifest.device, repro=run.manifest.repro, check=check)
     with _executor(path) as executor:
         tenants = all_tenants()
         found = _probe(executor, request)
@@ -197,6 +197,7 @@ def make_manifest(request: Request, run_id: str, found: Found, environment: Envi
         scenario=scenario,
         scenario_hash=scenario_digest(scenario),
         argv=list(request.argv),
+        repro=list(request.repro),
         device=device_of(found).torch_name,
         started=now(),
         environment=environment,

@@ -110,6 +110,7 @@ def test_a_worker_killed_from_outside_costs_one_case_and_resume_finishes_a_cut_j
     again = resume_run(path, lambda event: None)
     assert again.missing == ()
     assert [row.status for row in again.rows][1:] == [Status.OK, Status.OK]
+    assert again.rows[1].repro == f"dsv4bench run small --only {again.rows[1].case_id}"
     assert (path / CASES).read_text().startswith(kept[0])
     assert resume_run(path, lambda event: None).rows == again.rows
 
