@@ -12,10 +12,13 @@ def plot(
     run: Annotated[Path, typer.Argument(help="Run directory, or a stored baseline file.")],
     out: Annotated[Path | None, typer.Option(help="Folder for the PNGs; default: the run directory.")] = None,
 ) -> None:
-    """Write speedups.png and kv_memory.png of a run."""
+    """Write speedups.png and kv_memory.png of a run, and what its schedules or models give beyond."""
+    from dsv4bench.report.layer_plots import further_figures
     from dsv4bench.report.run_plots import plot_run
 
     found = read_run(run)
     folder = out or (run if run.is_dir() else run.parent)
-    for path in plot_run(found.rows, found.manifest.scenario.get("baseline") or {}, folder):
+    baseline = found.manifest.scenario.get("baseline") or {}
+    paths = plot_run(found.rows, baseline, folder)
+    for path in (*paths, *further_figures(found.rows, baseline, folder)):
         typer.echo(str(path))

@@ -163,6 +163,7 @@ def _resumed(path: Path, check: bool) -> Run:
 def _report(run: Run, format: Format, stages: bool) -> None:
     """Print a run and leave with its exit code."""
     from dsv4bench.bench.session import exit_code
+    from dsv4bench.report.layers_and_models import further_tables
     from dsv4bench.report.run_table import run_csv, run_json, run_markdown, run_table, stage_table
 
     console = output_console()
@@ -172,6 +173,9 @@ def _report(run: Run, format: Format, stages: bool) -> None:
             if stages:
                 console.print()
                 console.print(stage_table(run))
+            for table in further_tables(run):
+                console.print()
+                console.print(table)
         case Format.MD:
             typer.echo(run_markdown(run), nl=False)
         case Format.CSV:

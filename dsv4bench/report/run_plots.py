@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLOURS = {"swa": "#4477AA", "c4a": "#228833", "c128a": "#CCBB44", "dsa": "#BB5566"}
+_COLOURS = {"swa": "#4477AA", "c4a": "#228833", "c128a": "#CCBB44", "dsa": "#BB5566", "model": "#AA3377"}
 """One colour a layer kind in every figure (Paul Tol's bright scheme, readable without colour vision)."""
 
 

@@ -120,7 +120,7 @@ class WorkloadSection(Section):
     """``decode`` (one query token per request unless query_len says more) or ``prefill``."""
     batch: Counts = [1]
     """Requests in the step."""
-    context: Annotated[list[Context], BeforeValidator(_as_list), Field(min_length=1)] | None = None
+    context: Annotated[list[Context], _axis(int | str | ContextSection), Field(min_length=1)] | None = None
     """Sequence length after the step, as vLLM's seq_lens: 8K = 8192, 1M = 1,048,576; or a distribution of them."""
     prefix: Annotated[list[Prefix], _axis(int | str), Field(min_length=1)] | None = None
     """Instead of context: tokens already in the cache, so that context is prefix + query_len."""

@@ -1,0 +1,44 @@
+"""Tables and figures of schedules and models."""
+
+from dsv4bench.report.layer_plots import further_figures
+from dsv4bench.report.layers_and_models import SHOWN, gain_records, model_records
+from dsv4bench.report.records import records_markdown
+from tests.dsv4bench.analysis.test_model_step import flash_or_old
+from tests.dsv4bench.analysis.test_model_step import rows as model_rows
+from tests.dsv4bench.analysis.test_overlap import layer_rows
+
+
+def test_gains_of_schedules_as_markdown():
+    rows = list(layer_rows({"serial": 12e-6, "multi": 10e-6, "multi3": 12.5e-6}))
+    assert records_markdown(gain_records(rows), SHOWN) == (
+        "| model | kind | batch | context | provider | streams | serial | layer | gain | critical path | noise |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        "| v4-flash | c128a | 1 | 8K | eager | multi | 12.00 µs | 10.00 µs | +20.0 % | +37.5 % | 1 % |\n"
+        "| v4-flash | c128a | 1 | 8K | eager | multi3 | 12.00 µs | 12.50 µs | -4.0 % | +37.5 % | 1 % |\n"
+    )
+
+
+def test_models_as_markdown():
+    rows = list(model_rows(flash_or_old, boundary=["none", "c4a", "all"], context="8K"))
+    text = records_markdown(model_records(rows, "v3.2"), SHOWN)
+    first, second = text.splitlines()[2:]
+    assert first == (
+        "| v4-flash | decode | 1 | 8K | 1 | weighted | eager | 2swa+21c4a+20c128a | 2 | 1.266 ms | 8.00 KiB | 7.90× |"
+    )
+    assert second.endswith("| 61dsa | 2 | 10.00 ms | 8.00 KiB | – |")
+
+
+def test_a_run_without_schedules_or_models_has_nothing_further(tmp_path):
+    rows = list(layer_rows({"serial": 12e-6}))
+    assert gain_records(rows) == []
+    assert model_records(rows, "v3.2") == []
+    assert further_figures(rows, {"model": "v3.2"}, tmp_path) == []
+
+
+def test_figures_are_written_where_there_is_something_to_show(tmp_path):
+    schedules = list(layer_rows({"serial": 12e-6, "multi": 10e-6}))
+    assert [path.name for path in further_figures(schedules, {}, tmp_path)] == ["schedule_gain.png"]
+    models = list(model_rows(flash_or_old, boundary=["none", "c4a", "all"]))
+    (path,) = further_figures(models, {"model": "v3.2"}, tmp_path)
+    assert path.name == "speedup_over_context.png"
+    assert path.stat().st_size > 10_000
