@@ -293,19 +293,19 @@ def measure(cell: Cell, tune: bool) -> tuple[str, dict[str, float]]:
         listed = arguments["compressed_indices"]
         tiles = 2 + (0 if listed is None else -(-listed.shape[1] // 64))
         blocks = cell.batch * cell.heads // 64
-        tried = {s for w in (1, 2) for s in (w * 132 // blocks, w * 66 // blocks, w * 33 // blocks)} | {1, 2, 4}
+        tried = {132 // blocks, 66 // blocks, 44 // blocks, 1, 2, tiles}
         for splits in sorted(s for s in tried if 1 <= s <= tiles) if tune else ():
-            if blocks * splits <= 600:
+            if blocks * splits <= 280:
                 times[f"splits={splits}"] = graph_us(lambda s=splits: sparse_attention(**arguments, splits=s))
         return note, times
     if cell.op == "indexer_logits":
         arguments = logits_arguments(cell.batch, cell.context)
         times = {"shipped": graph_us(lambda: logits_module.indexer_logits(**arguments))}
-        for programs, step, stages in ((4, 128, 3), (3, 128, 5), (2, 128, 7), (2, 128, 9), (4, 64, 7), (6, 64, 5), (4, 64, 9)) if tune else ():
-            saved = logits_module._PROGRAMS_PER_PROCESSOR, logits_module._STEP, logits_module._STAGES
-            logits_module._PROGRAMS_PER_PROCESSOR, logits_module._STEP, logits_module._STAGES = programs, step, stages
-            times[f"{programs},{step},{stages}"] = graph_us(lambda: logits_module.indexer_logits(**arguments))
-            logits_module._PROGRAMS_PER_PROCESSOR, logits_module._STEP, logits_module._STAGES = saved
+        for programs, stages in ((3, 3), (3, 4), (2, 4), (2, 5), (2, 3)) if tune else ():
+            saved = logits_module._PROGRAMS_PER_PROCESSOR, logits_module._STAGES
+            logits_module._PROGRAMS_PER_PROCESSOR, logits_module._STAGES = programs, stages
+            times[f"{programs},{stages}"] = graph_us(lambda: logits_module.indexer_logits(**arguments))
+            logits_module._PROGRAMS_PER_PROCESSOR, logits_module._STAGES = saved
         return "", times
     arguments = topk_arguments(cell.batch, cell.context, int(cell.variant[1:]))
     wrong = topk_wrong(arguments["logits"], arguments["candidate_lens"], arguments["k"], topk(**arguments))

@@ -5,15 +5,15 @@ half of the output columns, which is all that registers hold (64 x 256 in fp32).
 turns, so that one's softmax hides behind the other's matrix products; weights and running maxima change hands through
 shared memory. The producer fetches records into registers, dequantises and publishes tiles through a ring of two.
 
-Dequantisation works on 32-bit words of four e4m3 bytes. A byte's 7 magnitude bits placed at bit 4 of a bf16 are its
-value times 2^-120, so one packed multiplication by 2^(120 + e) is exact. 2^(60 + e) is used instead, and the missing
-2^60 goes into the softmax scale and the output: that keeps every scale up to 2^67 within bf16.
+Tiles, queries and weights are fp16, not bf16: e4m3 to fp16 is one instruction a pair and the power-of-two scale one more,
+where bf16 takes three times as many. Every e4m3 value times a scale of 2^-15 .. 2^7 is exact in fp16; smaller scales lose
+less than 2^-25 absolute (3e-4 of the smallest block maximum that quantisers store, 1e-4); larger ones, which need keys
+beyond +-57,344, are taken as 2^7, and queries are clamped to +-65,504.
 """
 
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -24,14 +24,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 HEADS = tl.constexpr(64)
 TILE = tl.constexpr(64)
+PRODUCER_WARPS = 4
 MAX_REGISTERS = 168
 """Registers per thread at launch, for three warpgroups."""
 CONSUMER_REGISTERS = tl.constexpr(200)
 _HALF = tl.constexpr(256)
 _RECORD = tl.constexpr(576)
-_SCALE_SHIFT = tl.constexpr(60)
-_LARGEST_SCALE = tl.constexpr(194)
-_DESCALE = tl.constexpr(2.0**60)
+_LARGEST_SCALE = tl.constexpr(127 + 7)
+_LARGEST_FP16 = tl.constexpr(65504.0)
 _LOG2E = tl.constexpr(1.4426950408889634)
 _LN2 = tl.constexpr(0.6931471805599453)
 
@@ -42,22 +42,28 @@ _O_ROWS = gl.constexpr(gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1
 
 _DEQUANTISE = tl.constexpr("""
 {
-.reg .b32 low, high, sign;
-prmt.b32 low, $2, 0, 0x1404;
-prmt.b32 high, $2, 0, 0x3424;
-and.b32 sign, low, 0x80008000;
-shr.u32 low, low, 4;
-lop3.b32 low, low, 0x07f007f0, sign, 0xEA;
-mul.rn.bf16x2 $0, low, $3;
-and.b32 sign, high, 0x80008000;
-shr.u32 high, high, 4;
-lop3.b32 high, high, 0x07f007f0, sign, 0xEA;
-mul.rn.bf16x2 $1, high, $3;
+.reg .b16 first, second;
+.reg .b32 low, high;
+mov.b32 {first, second}, $2;
+cvt.rn.f16x2.e4m3x2 low, first;
+cvt.rn.f16x2.e4m3x2 high, second;
+mul.rn.f16x2 $0, low, $3;
+mul.rn.f16x2 $1, high, $3;
 }
 """)
-"""Four e4m3 bytes to two words of two bf16 each, times a power of two given twice as bf16."""
-_RESCALE_ROPE = tl.constexpr("{ .reg .b32 factor; mov.b32 factor, 0x21802180; mul.rn.bf16x2 $0, $1, factor; }")
-"""Two bf16 times 2^-60."""
+"""Four e4m3 bytes to two words of two fp16 each, times a scale given twice as fp16."""
+_CONVERT_ROPE = tl.constexpr("""
+{
+.reg .b32 low, high;
+.reg .f32 even, odd;
+shl.b32 low, $1, 16;
+and.b32 high, $1, 0xffff0000;
+mov.b32 even, low;
+mov.b32 odd, high;
+cvt.rn.f16x2.f32 $0, odd, even;
+}
+""")
+"""Two bf16 to two fp16."""
 
 
 @gluon.jit
@@ -97,7 +103,10 @@ def _describe(tile, slots, byte_slots, lists, caches, records, factors, FACTORS:
     block = gl.arange(0, 8, layout=gl.SliceLayout(0, FACTORS))
     pointers = base + gl.expand_dims(scales, 1) + gl.expand_dims(block, 0)
     exponents = gl.load(pointers, mask=gl.expand_dims(byte_slots >= 0, 1), other=127).to(gl.int32)
-    factors.store((gl.minimum(exponents, _LARGEST_SCALE) + _SCALE_SHIFT) * 0x00800080)
+    # 2^(byte - 127) as fp16: normal from byte 113 on, subnormal from 103 on
+    normal = (gl.minimum(exponents, _LARGEST_SCALE) - 112) << 10
+    small = gl.where(exponents >= 103, 1 << gl.maximum(exponents - 103, 0), 0)
+    factors.store(gl.where(exponents >= 113, normal, small) * 0x00010001)
 
 
 @gluon.jit
@@ -124,7 +133,7 @@ def _load_rope(base, records, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def _store_blocks(words, factors, target, FIRST: gl.constexpr, BLOCKS: gl.constexpr, LAYOUT: gl.constexpr):
-    """Dequantise words [64, BLOCKS, 16] and store them as bf16 pairs [64, BLOCKS * 32]."""
+    """Dequantise words [64, BLOCKS, 16] and store them as fp16 pairs [64, BLOCKS * 32]."""
     mine = factors.slice(FIRST, BLOCKS, dim=1).load(gl.SliceLayout(2, LAYOUT))
     mine, words = gl.broadcast(gl.expand_dims(mine, 2), words)
     low, high = gl.inline_asm_elementwise(
@@ -134,7 +143,7 @@ def _store_blocks(words, factors, target, FIRST: gl.constexpr, BLOCKS: gl.conste
 
 
 @gluon.jit
-def _produce(start, end, lists, caches, words, records, factors, queried, full, empty,
+def _produce(start, end, lists, caches, words, records, factors, full, empty,
              W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr):  # fmt: skip
     """Fetch, dequantise and publish tiles start..end - 1."""
     FOUR: gl.constexpr = gl.BlockedLayout([1, 1, 4], [8, 1, 4], [1, 4, 1], [2, 1, 0])
@@ -154,9 +163,6 @@ def _produce(start, end, lists, caches, words, records, factors, queried, full, 
     )
     slots = _slots(start + 1, row, *lists)
     byte_slots = _slots(start + 1, byte_row, *lists)
-    async_copy.wait_group(0)
-    fence_async_shared()
-    mbarrier.arrive(queried, count=1)
     for tile in range(start, end):
         stage = (tile - start) % 2
         base = gl.where(tile < window_tiles, window_pages, compressed_pages)
@@ -178,7 +184,7 @@ def _produce(start, end, lists, caches, words, records, factors, queried, full, 
         _store_blocks(four, scaled, target.slice(0, 128, dim=1), 0, 4, FOUR)
         _store_blocks(two, scaled, target.slice(128, 64, dim=1), 4, 2, TWO)
         _store_blocks(one, scaled, target.slice(192, 32, dim=1), 6, 1, ONE)
-        rope = gl.inline_asm_elementwise(_RESCALE_ROPE, "=r,r", [rope], dtype=gl.int32, is_pure=True, pack=1)
+        rope = gl.inline_asm_elementwise(_CONVERT_ROPE, "=r,r", [rope], dtype=gl.int32, is_pure=True, pack=1)
         target.slice(224, 32, dim=1).store(rope)
         fence_async_shared()
         mbarrier.arrive(full.index(stage), count=1)
@@ -203,6 +209,22 @@ def _adopt(theirs, top):
 @gluon.jit
 def _shrink(acc, keep):
     return acc * gl.expand_dims(gl.convert_layout(keep, _O_ROWS), 1)
+
+
+@gluon.jit
+def _store_queries(q, q_head_stride, place, queries, queried, OWNER: gl.constexpr):
+    """Convert this consumer's half of the query columns to fp16 in shared memory and wait for the other half."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])
+    token, head, split, num_heads, num_splits = place
+    row = gl.arange(0, HEADS, layout=gl.SliceLayout(1, LAYOUT))
+    column = OWNER * _HALF + gl.arange(0, _HALF, layout=gl.SliceLayout(0, LAYOUT))
+    pointers = q + gl.expand_dims(row * q_head_stride, 1) + gl.expand_dims(column, 0)
+    x = gl.load(pointers, mask=gl.expand_dims(head + row < num_heads, 1), other=0.0).to(gl.float32)
+    x = gl.minimum(gl.maximum(x, -_LARGEST_FP16), _LARGEST_FP16).to(gl.float16)
+    queries.index(0).slice(OWNER * _HALF, _HALF, dim=1).store(x)
+    fence_async_shared()
+    mbarrier.arrive(queried, count=1)
+    mbarrier.wait(queried, 0)
 
 
 @gluon.jit
@@ -236,7 +258,7 @@ def _finish(acc, top, total, tops, totals, done, place, sink, outputs, OWNER: gl
     mine = heads < num_heads
     seen_any = total > 0
     natural = gl.where(seen_any, (top + gl.log2(gl.where(seen_any, total, 1.0))) * _LN2, float("-inf"))
-    norm = gl.where(seen_any, _DESCALE / gl.where(seen_any, total, 1.0), 0.0)
+    norm = gl.where(seen_any, 1.0 / gl.where(seen_any, total, 1.0), 0.0)
     columns = OWNER * _HALF + gl.arange(0, _HALF, layout=gl.SliceLayout(0, _O_MMA))
     o_heads = head + gl.arange(0, HEADS, layout=_O_ROWS)
     offsets = gl.expand_dims(o_heads * 512, 1) + gl.expand_dims(columns, 0)
@@ -245,7 +267,7 @@ def _finish(acc, top, total, tops, totals, done, place, sink, outputs, OWNER: gl
         row = (token.to(gl.int64) * num_splits + split) * num_heads
         if OWNER == 0:
             gl.store(partial_lse + row + heads, natural, mask=mine)
-        gl.store(partial + row * 512 + offsets, _shrink(acc, norm), mask=o_mine)
+        gl.store(partial + row * 512 + offsets, _shrink(acc, norm).to(gl.bfloat16), mask=o_mine)
     else:
         row = token.to(gl.int64) * num_heads
         if HAS_SINK:
@@ -257,14 +279,14 @@ def _finish(acc, top, total, tops, totals, done, place, sink, outputs, OWNER: gl
 
 
 @gluon.jit
-def _consume_even(start, end, zero, lists, scale, queries, keys, weights, tops, totals, queried, full, empty, ready, done,
+def _consume_even(start, end, zero, lists, scale, q, q_head_stride, queries, keys, weights, tops, totals, queried, full, empty, ready, done,
                   place, sink, outputs, HAS_SINK: gl.constexpr, SPLIT: gl.constexpr):  # fmt: skip
     """Score the even tiles; accumulate output columns 0..255 of all."""
     column = gl.arange(0, TILE, layout=gl.SliceLayout(0, _S_MMA))
     acc = gl.zeros([HEADS, _HALF], gl.float32, _O_MMA)
     top = gl.full([HEADS], float("-inf"), gl.float32, _S_ROWS)
     total = gl.zeros([HEADS], gl.float32, _S_ROWS)
-    mbarrier.wait(queried, 0)
+    _store_queries(q, q_head_stride, place, queries, queried, 0)
     pairs = (end - start) // 2
     for pair in range(0, pairs):
         phase = pair & 1
@@ -273,7 +295,7 @@ def _consume_even(start, end, zero, lists, scale, queries, keys, weights, tops, 
         mbarrier.wait(full.index(0), phase)
         scores = warpgroup_mma_wait(0, deps=[_score(query, even)])
         p, top, keep = _weigh(scores, seen, scale, top)
-        weights.index(0).store(p.to(gl.bfloat16))
+        weights.index(0).store(p.to(gl.float16))
         tops.index(0).store(top)
         fence_async_shared()
         mbarrier.arrive(ready.index(0), count=1)
@@ -296,7 +318,7 @@ def _consume_even(start, end, zero, lists, scale, queries, keys, weights, tops, 
         mbarrier.wait(full.index(0), pairs & 1)
         scores = warpgroup_mma_wait(0, deps=[_score(query, even)])
         p, top, keep = _weigh(scores, seen, scale, top)
-        weights.index(0).store(p.to(gl.bfloat16))
+        weights.index(0).store(p.to(gl.float16))
         tops.index(0).store(top)
         fence_async_shared()
         mbarrier.arrive(ready.index(0), count=1)
@@ -308,14 +330,14 @@ def _consume_even(start, end, zero, lists, scale, queries, keys, weights, tops, 
 
 
 @gluon.jit
-def _consume_odd(start, end, zero, lists, scale, queries, keys, weights, tops, totals, queried, full, empty, ready, done,
+def _consume_odd(start, end, zero, lists, scale, q, q_head_stride, queries, keys, weights, tops, totals, queried, full, empty, ready, done,
                  place, sink, outputs, HAS_SINK: gl.constexpr, SPLIT: gl.constexpr):  # fmt: skip
     """Score the odd tiles; accumulate output columns 256..511 of all."""
     column = gl.arange(0, TILE, layout=gl.SliceLayout(0, _S_MMA))
     acc = gl.zeros([HEADS, _HALF], gl.float32, _O_MMA)
     top = gl.full([HEADS], float("-inf"), gl.float32, _S_ROWS)
     total = gl.zeros([HEADS], gl.float32, _S_ROWS)
-    mbarrier.wait(queried, 0)
+    _store_queries(q, q_head_stride, place, queries, queried, 1)
     pairs = (end - start) // 2
     for pair in range(0, pairs):
         phase = pair & 1
@@ -331,7 +353,7 @@ def _consume_odd(start, end, zero, lists, scale, queries, keys, weights, tops, t
         acc = warpgroup_mma(weights.index(0), even.slice(_HALF, _HALF, dim=1), acc, is_async=True)
         scores = warpgroup_mma_wait(1, deps=[scores])
         p, top, keep = _weigh(scores, seen, scale, top)
-        weights.index(1).store(p.to(gl.bfloat16))
+        weights.index(1).store(p.to(gl.float16))
         tops.index(1).store(top)
         fence_async_shared()
         mbarrier.arrive(ready.index(1), count=1)
@@ -364,8 +386,7 @@ def sparse_attention_kernel(
     W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Attend 64 heads of one token over one split of its entries."""
-    Q_COPY: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])
-    BF16: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    HALVES: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     WORDS: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     PLAIN_2D: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
@@ -378,22 +399,16 @@ def sparse_attention_kernel(
     head = (gl.program_id(0) // num_splits) % head_blocks * HEADS
     token = gl.program_id(0) // num_splits // head_blocks
 
-    queries = gl.allocate_shared_memory(gl.bfloat16, [1, HEADS, 512], BF16)
-    keys = gl.allocate_shared_memory(gl.bfloat16, [2, TILE, 512], BF16)
+    queries = gl.allocate_shared_memory(gl.float16, [1, HEADS, 512], HALVES)
+    keys = gl.allocate_shared_memory(gl.float16, [2, TILE, 512], HALVES)
     words = keys._reinterpret(gl.int32, [2, TILE, 256], WORDS)
-    weights = gl.allocate_shared_memory(gl.bfloat16, [2, HEADS, TILE], BF16)
+    weights = gl.allocate_shared_memory(gl.float16, [2, HEADS, TILE], HALVES)
     tops = gl.allocate_shared_memory(gl.float32, [2, HEADS], PLAIN)
     totals = gl.allocate_shared_memory(gl.float32, [2, HEADS], PLAIN)
     records = gl.allocate_shared_memory(gl.int32, [2, TILE], PLAIN)
     factors = gl.allocate_shared_memory(gl.int32, [2, TILE, 8], PLAIN_2D)
 
-    q_rows = gl.arange(0, HEADS, layout=gl.SliceLayout(1, Q_COPY))
-    q_columns = gl.arange(0, 512, layout=gl.SliceLayout(0, Q_COPY))
-    q_base = q + token.to(gl.int64) * q_token_stride + head * q_head_stride
-    q_offsets = gl.expand_dims(q_rows * q_head_stride, 1) + gl.expand_dims(q_columns, 0)
-    # rows past the last head keep what shared memory held: they meet no other row and are not stored
-    async_copy.async_copy_global_to_shared(queries.index(0), q_base + q_offsets, mask=gl.expand_dims(head + q_rows < num_heads, 1))
-    async_copy.commit_group()
+    q += token.to(gl.int64) * q_token_stride + head * q_head_stride
 
     window_len = 0
     compressed_len = 0
@@ -417,27 +432,27 @@ def sparse_attention_kernel(
     empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     done = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(queried, count=1)
+    mbarrier.init(queried, count=2)
     for stage in gl.static_range(2):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=2)
         mbarrier.init(ready.index(stage), count=1)
         mbarrier.init(done.index(stage), count=1)
-    scale = softmax_scale * _LOG2E * _DESCALE
+    scale = softmax_scale * _LOG2E
     zero = gl.program_id(1)
     # the consumers are workers, whose register count is exact; the default partition takes what is left
     gl.warp_specialize(
         [
             (_produce, (
-                start, end, lists, caches, words, records, factors, queried, full, empty, W_ENTRIES, C_ENTRIES,
+                start, end, lists, caches, words, records, factors, full, empty, W_ENTRIES, C_ENTRIES,
             )),
             (_consume_even, (
-                start, end, zero, lists, scale, queries, keys, weights, tops, totals, queried, full, empty, ready, done,
-                place, sink, outputs, HAS_SINK, SPLIT,
+                start, end, zero, lists, scale, q, q_head_stride, queries, keys, weights, tops, totals, queried, full, empty,
+                ready, done, place, sink, outputs, HAS_SINK, SPLIT,
             )),
             (_consume_odd, (
-                start, end, zero, lists, scale, queries, keys, weights, tops, totals, queried, full, empty, ready, done,
-                place, sink, outputs, HAS_SINK, SPLIT,
+                start, end, zero, lists, scale, q, q_head_stride, queries, keys, weights, tops, totals, queried, full, empty,
+                ready, done, place, sink, outputs, HAS_SINK, SPLIT,
             )),
         ],
         [4, 4],

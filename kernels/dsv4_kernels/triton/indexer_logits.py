@@ -1,6 +1,6 @@
 """Indexer logits over paged keys, decode and prefill alike: every token against every entry its request can see.
 
-A persistent grid shares the step's real work: programs take equal runs of 128-entry steps, laid end to end over the
+A persistent grid shares the step's real work: programs take equal runs of two-page steps, laid end to end over the
 tokens by the lengths that the device holds, so that neither the model's maximum nor the longest request sizes anything.
 Scores are laid out entries x heads, which keeps the sum over heads within four threads.
 """
@@ -14,7 +14,6 @@ import triton.language as tl
 from dsv4_kernels.cache import PagedCache
 from dsv4_kernels.triton.launch import begin, launch_options
 
-_STEP = 128
 _STAGES = 3
 _PROGRAMS_PER_PROCESSOR = 3
 _MOST_TOKENS = 4096
@@ -56,49 +55,71 @@ def _load_query(q, q_scales, token, HEADS: tl.constexpr, PRECISION: tl.constexpr
 
 
 @triton.jit
-def _score_step(
-    step, query, weights, pages, page_stride, table, length, out_row,
-    STEP: tl.constexpr, ENTRIES: tl.constexpr, PRECISION: tl.constexpr, LOADED: tl.constexpr, DOT: tl.constexpr,
+def _page_number(table, number, length, ENTRIES: tl.constexpr):
+    """Page that holds entries ``number * ENTRIES`` .. of a request, any where it has none."""
+    return tl.load(table + number, mask=number * ENTRIES < length, other=0)
+
+
+@triton.jit
+def _score_page(
+    number, place, query, weights, pages, page_stride, length, out_row,
+    ENTRIES: tl.constexpr, PRECISION: tl.constexpr, LOADED: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Logits of entries step * STEP .. of one token."""
-    index = step * STEP + tl.arange(0, STEP)
+    """Logits of one token for the entries of its page ``number``, which lies at ``place``."""
+    entry = tl.arange(0, ENTRIES)
+    index = number * ENTRIES + entry
     inside = index < length
-    entry = index % ENTRIES
-    page = pages + tl.load(table + index // ENTRIES, mask=inside, other=0).to(tl.int64) * page_stride
+    page = pages + place.to(tl.int64) * page_stride
     if PRECISION == "fp4":
-        packed = tl.load((page + entry * 64)[:, None] + tl.arange(0, 64)[None, :], mask=inside[:, None], other=0)
+        packed = tl.load(page + entry[:, None] * 64 + tl.arange(0, 64)[None, :], mask=inside[:, None], other=0)
         scale_bytes = tl.load(
-            (page + ENTRIES * 64 + entry * 4)[:, None] + tl.arange(0, 4)[None, :], mask=inside[:, None], other=127
+            page + ENTRIES * 64 + entry[:, None] * 4 + tl.arange(0, 4)[None, :], mask=inside[:, None], other=127
         )
         keys = _apply_ue8m0(_e2m1(packed), scale_bytes).to(DOT)
     else:
-        BYTES: tl.constexpr = LOADED.primitive_bitwidth // 8
-        record = (page + entry * (128 * BYTES)).to(tl.pointer_type(LOADED))
-        keys = tl.load(record[:, None] + tl.arange(0, 128)[None, :], mask=inside[:, None], other=0.0).to(DOT)
+        records = page.to(tl.pointer_type(LOADED)) + entry[:, None] * 128 + tl.arange(0, 128)[None, :]
+        keys = tl.load(records, mask=inside[:, None], other=0.0).to(DOT)
     scores = tl.dot(keys, tl.trans(query))
     logits = tl.sum(tl.maximum(scores, 0.0) * weights[None, :], axis=1)
     if PRECISION == "fp8":
-        scale = (page + ENTRIES * 128 + entry * 4).to(tl.pointer_type(tl.float32))
-        logits *= tl.load(scale, mask=inside, other=0.0)
+        scales = (page + ENTRIES * 128).to(tl.pointer_type(tl.float32)) + entry
+        logits *= tl.load(scales, mask=inside, other=0.0)
     tl.store(out_row + index, logits, mask=inside)
+
+
+@triton.jit
+def _score_step(
+    step, first, second, query, weights, pages, page_stride, length, out_row,
+    ENTRIES: tl.constexpr, PRECISION: tl.constexpr, LOADED: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Logits of two pages."""
+    _score_page(
+        2 * step, first, query, weights, pages, page_stride, length, out_row, ENTRIES, PRECISION, LOADED, DOT
+    )
+    _score_page(
+        2 * step + 1, second, query, weights, pages, page_stride, length, out_row, ENTRIES, PRECISION, LOADED, DOT
+    )
 
 
 @triton.jit
 def _indexer_logits_kernel(
     q, q_scales, weights, pages, page_stride, block_table, table_stride, token_to_request, lens, out, out_stride,
     first_token, tokens,
-    TOKENS: tl.constexpr, HEADS: tl.constexpr, STEP: tl.constexpr, ENTRIES: tl.constexpr, PRECISION: tl.constexpr,
+    TOKENS: tl.constexpr, HEADS: tl.constexpr, ENTRIES: tl.constexpr, PRECISION: tl.constexpr,
     LOADED: tl.constexpr, DOT: tl.constexpr, STAGES: tl.constexpr, INTERPRETED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
+    STEP: tl.constexpr = 2 * ENTRIES
     program = tl.program_id(0).to(tl.int64)
     programs = tl.num_programs(0)
     if TOKENS == 1:
         first_length = tl.load(lens + first_token)
+        first_request = tl.load(token_to_request + first_token)
         total = tl.cdiv(first_length, STEP)
     else:
         every = tl.arange(0, TOKENS)
         lengths = tl.load(lens + first_token + every, mask=every < tokens, other=0)
+        requests = tl.load(token_to_request + first_token + every, mask=every < tokens, other=0)
         steps = tl.cdiv(lengths, STEP)
         ends = tl.cumsum(steps, axis=0)
         total = tl.sum(steps, axis=0)
@@ -110,31 +131,41 @@ def _indexer_logits_kernel(
             nth = 0
             begins = 0
             length = first_length
+            request = first_request
         else:
             nth = tl.sum((ends <= at).to(tl.int32), axis=0)
             begins = tl.sum(tl.where(every < nth, steps, 0), axis=0)
             length = tl.sum(tl.where(every == nth, lengths, 0), axis=0)
+            request = tl.sum(tl.where(every == nth, requests, 0), axis=0)
         stop = tl.minimum(end - begins, tl.cdiv(length, STEP))
         token = (first_token + nth).to(tl.int64)
         query = _load_query(q, q_scales, token, HEADS, PRECISION, DOT)
         weight = tl.load(weights + token * HEADS + head)
-        table = block_table + tl.load(token_to_request + token).to(tl.int64) * table_stride
+        table = block_table + request.to(tl.int64) * table_stride
         out_row = out + token * out_stride
+        step = at - begins
+        first = _page_number(table, 2 * step, length, ENTRIES)
+        second = _page_number(table, 2 * step + 1, length, ENTRIES)
         # the interpreter cannot iterate over a range of its own scalars, the compiler pipelines nothing else
         if INTERPRETED:
-            step = at - begins
             while step < stop:
                 _score_step(
-                    step, query, weight, pages, page_stride, table, length, out_row, STEP, ENTRIES, PRECISION, LOADED,
+                    step, first, second, query, weight, pages, page_stride, length, out_row, ENTRIES, PRECISION, LOADED,
                     DOT,
                 )  # fmt: skip
                 step += 1
+                first = _page_number(table, 2 * step, length, ENTRIES)
+                second = _page_number(table, 2 * step + 1, length, ENTRIES)
         else:
-            for step in tl.range(at - begins, stop, num_stages=STAGES):
+            for ahead in tl.range(step + 1, stop + 1, num_stages=STAGES):
+                next_first = _page_number(table, 2 * ahead, length, ENTRIES)
+                next_second = _page_number(table, 2 * ahead + 1, length, ENTRIES)
                 _score_step(
-                    step, query, weight, pages, page_stride, table, length, out_row, STEP, ENTRIES, PRECISION, LOADED,
-                    DOT,
+                    ahead - 1, first, second, query, weight, pages, page_stride, length, out_row, ENTRIES, PRECISION,
+                    LOADED, DOT,
                 )  # fmt: skip
+                first = next_first
+                second = next_second
         at = begins + stop
 
 
@@ -175,7 +206,7 @@ def indexer_logits(
     tokens, heads, _ = index_q_values.shape
     out = torch.empty(tokens, max_candidates, dtype=torch.float32, device=index_q_values.device)
     interpreted = triton.knobs.runtime.interpret
-    step = 32 if interpreted else _STEP
+    step = 2 * indexer_cache.entries
     dot = tl.float8e4nv if precision == "fp8" else tl.float32 if interpreted else tl.bfloat16
     for first in range(0, tokens if max_candidates else 0, _MOST_TOKENS):
         count = min(tokens - first, _MOST_TOKENS)
@@ -186,7 +217,7 @@ def indexer_logits(
             index_q_values, index_q_values if index_q_scales is None else index_q_scales, index_weights,
             indexer_cache.pages, indexer_cache.pages.stride(0), block_table, block_table.stride(0), token_to_request,
             candidate_lens, out, out.stride(0), first, count, TOKENS=triton.next_power_of_2(count), HEADS=heads,
-            STEP=step, ENTRIES=indexer_cache.entries, PRECISION=precision, LOADED=_LOADED[precision], DOT=dot,
+            ENTRIES=indexer_cache.entries, PRECISION=precision, LOADED=_LOADED[precision], DOT=dot,
             STAGES=_STAGES, INTERPRETED=interpreted, num_warps=4, **launch_options(),
         )  # fmt: skip
     return out

@@ -23,9 +23,9 @@ _LN2 = tl.constexpr(0.6931471805599453)
 _MAX_SPLITS = 128
 
 # Planning constants in microseconds, NVIDIA H200, 2026-11: see kernels/NOTES.md
-_TILE_COST = {"gluon": 1.5, "plain": 8.0}
-_COMBINE_COST = 2.0
-_PARTIAL_BYTES_PER_US = 3.0e6
+_TILE_COST = {"gluon": 1.8, "plain": 8.0}
+_COMBINE_COST = 1.0
+_PARTIAL_BYTES_PER_US = 5.0e6
 
 
 @triton.jit
@@ -36,7 +36,7 @@ def _decode_e4m3(byte):
 
 
 @triton.jit
-def _load_entries(page, entry, scales, found, FORMAT: tl.constexpr):
+def load_entries(page, entry, scales, found, FORMAT: tl.constexpr):
     """A tile's entries as bf16 [TILE, 512] and [TILE, 64], zero where not found.
 
     For main entries the first part holds dims 0..447 (fp8) or everything (bf16) and the second dims 448..511 (fp8) or
@@ -141,7 +141,7 @@ def _sparse_attention_kernel(
             * tl.where(windowed, window_stride, compressed_stride)
         )
         scales = page + tl.where(windowed, W_ENTRIES, C_ENTRIES) * 576 + entry * 8
-        keys, keys_tail = _load_entries(page, entry, scales, found, FORMAT)
+        keys, keys_tail = load_entries(page, entry, scales, found, FORMAT)
 
         scores = tl.dot(query.to(DOT), tl.trans(keys.to(DOT)))
         if HAS_TAIL:
@@ -182,40 +182,68 @@ def _sparse_attention_kernel(
         tl.store(place + column[None, :], values, mask=mine)
 
 
-@triton.jit(do_not_specialize=["num_heads", "num_splits"])
+@triton.jit(do_not_specialize=["rows", "num_heads", "num_splits"])
 def _combine_kernel(
-    partial, partial_lse, sink, out, lse, num_heads, num_splits,
-    HAS_SINK: tl.constexpr, SPLITS: tl.constexpr, ROUNDS: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr,
+    partial, partial_lse, sink, out, lse, rows, num_heads, num_splits,
+    HAS_SINK: tl.constexpr, SPLITS: tl.constexpr, ROUNDS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Join the shares of one (token, head), WIDTH output dims a program, SPLITS shares at a time."""
+    """Join the shares of ROWS (token, head) rows, WIDTH output dims a program, SPLITS shares at a time."""
     begin(PDL)
-    token = (tl.program_id(0) // num_heads).to(tl.int64)
-    head = tl.program_id(0) % num_heads
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    mine = row < rows
+    head = row % num_heads
+    first = row // num_heads * num_splits * num_heads + head
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     every = tl.arange(0, ROUNDS * SPLITS)
-    rows = (token * num_splits + every) * num_heads + head
-    shares = tl.load(partial_lse + rows, mask=every < num_splits, other=float("-inf"))
+    shares = tl.load(
+        partial_lse + first[None, :] + every[:, None] * num_heads,
+        mask=(every < num_splits)[:, None] & mine[None, :], other=float("-inf"),
+    )  # fmt: skip
     top = tl.max(shares, axis=0)
     seen = top > float("-inf")
     shift = tl.where(seen, top, 0.0)
-    total = tl.sum(tl.exp2((shares - shift) * _LOG2E), axis=0)
+    total = tl.sum(tl.exp2((shares - shift[None, :]) * _LOG2E), axis=0)
     natural = tl.where(seen, shift + tl.log2(tl.where(seen, total, 1.0)) * _LN2, float("-inf"))
     norm = tl.where(seen, 1.0 / tl.where(seen, total, 1.0), 0.0)
     if HAS_SINK:
-        norm = norm / (1.0 + tl.exp2((tl.load(sink + head) - tl.where(seen, natural, 0.0)) * _LOG2E))
-    acc = tl.zeros([WIDTH], tl.float32)
+        logit = tl.load(sink + head, mask=mine, other=0.0)
+        norm = norm / (1.0 + tl.exp2((logit - tl.where(seen, natural, 0.0)) * _LOG2E))
+    acc = tl.zeros([ROWS, WIDTH], tl.float32)
     for step in tl.static_range(ROUNDS):
         some = step * SPLITS + tl.arange(0, SPLITS)
-        row = (token * num_splits + some) * num_heads + head
-        share = tl.load(partial_lse + row, mask=some < num_splits, other=float("-inf"))
+        mask = (some < num_splits)[:, None] & mine[None, :]
+        place = first[None, :] + some[:, None] * num_heads
+        share = tl.load(partial_lse + place, mask=mask, other=float("-inf"))
         values = tl.load(
-            partial + row[:, None] * _VALUE + column[None, :], mask=(some < num_splits)[:, None], other=0.0
-        )
-        acc += tl.sum(values * tl.exp2((share - shift) * _LOG2E)[:, None], axis=0)
-    place = token * num_heads + head
-    tl.store(out + place * _VALUE + column, (acc * norm).to(out.dtype.element_ty))
+            partial + place[:, :, None] * _VALUE + column[None, None, :], mask=mask[:, :, None], other=0.0
+        ).to(tl.float32)
+        acc += tl.sum(values * tl.exp2((share - shift[None, :]) * _LOG2E)[:, :, None], axis=0)
+    values = (acc * norm[:, None]).to(out.dtype.element_ty)
+    tl.store(out + row[:, None] * _VALUE + column[None, :], values, mask=mine[:, None])
     if tl.program_id(1) == 0:
-        tl.store(lse + place, natural)
+        tl.store(lse + row, natural, mask=mine)
+
+
+def _combine(
+    partial: torch.Tensor, partial_lse: torch.Tensor, sink: torch.Tensor | None, out: torch.Tensor, lse: torch.Tensor
+) -> None:
+    """Launch the joining of partial outputs [T, splits, H, 512]: about 8,192 values a program, enough programs."""
+    tokens, splits, heads, width = partial.shape
+    rows = tokens * heads
+    at_once = min(32, triton.next_power_of_2(splits))
+    together = max(1, 8192 // at_once // width)
+    width = min(width, 8192 // at_once)
+    while together > 1 and rows // together < 2 * _processors(out.device):
+        together //= 2
+    while width > 128 and rows * (512 // width) < _processors(out.device):
+        width //= 2
+    grid = (triton.cdiv(rows, together), 512 // width)
+    _combine_kernel[grid](
+        partial, partial_lse, lse if sink is None else sink, out, lse, rows, heads, splits, HAS_SINK=sink is not None,
+        SPLITS=at_once, ROUNDS=triton.next_power_of_2(triton.cdiv(splits, at_once)), ROWS=together, WIDTH=width,
+        **launch_options(grid[0] * grid[1]),
+    )  # fmt: skip
 
 
 def sparse_attention(
@@ -266,7 +294,6 @@ def sparse_attention(
     lse = torch.empty(tokens, heads, dtype=torch.float32, device=q.device)
     if tokens == 0:
         return out, lse
-    options = launch_options()
     gluon = _gluon_applies(q, first, second) if form is None else form == "gluon"
     heads_per_program = 64 if gluon else min(64, max(16, triton.next_power_of_2(heads)))
     tile = _SMALL_TILE if triton.knobs.runtime.interpret else _TILE
@@ -275,7 +302,7 @@ def sparse_attention(
     if splits is None:
         splits = plan_splits(blocks, tiles, heads_per_program, _processors(q.device), "gluon" if gluon else "plain")
     split = splits > 1
-    partial = torch.empty((tokens, splits, heads, 512) if split else (1,), dtype=torch.float32, device=q.device)
+    partial = torch.empty((tokens, splits, heads, 512) if split else (1,), dtype=q.dtype, device=q.device)
     partial_lse = torch.empty((tokens, splits, heads) if split else (1,), dtype=torch.float32, device=q.device)
     arguments = (
         q, q.stride(0), q.stride(1), *first.arguments(), *second.arguments(),
@@ -286,25 +313,20 @@ def sparse_attention(
         "SPLIT": split, "W_ENTRIES": first.cache.entries, "C_ENTRIES": second.cache.entries,
     }  # fmt: skip
     if gluon:
-        from dsv4_kernels.gluon.sparse_attention import MAX_REGISTERS, sparse_attention_kernel
+        from dsv4_kernels.gluon.sparse_attention import MAX_REGISTERS, PRODUCER_WARPS, sparse_attention_kernel
 
         sparse_attention_kernel[(blocks * splits,)](
-            *arguments, **constants, num_warps=4, maxnreg=MAX_REGISTERS, **options
+            *arguments, **constants, num_warps=PRODUCER_WARPS, maxnreg=MAX_REGISTERS, **launch_options(blocks * splits)
         )
     else:
         # numpy has no bf16 products: the interpreter multiplies in fp32
         dot = tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16
         _sparse_attention_kernel[(blocks * splits,)](
             *arguments, **constants, FORMAT=name, HEADS=heads_per_program, TILE=tile, DOT=dot,
-            num_warps=8 if heads > 16 else 4, num_stages=1, **options,
+            num_warps=8, num_stages=1, **launch_options(blocks * splits),
         )  # fmt: skip
     if split:
-        at_once = min(32, triton.next_power_of_2(splits))
-        width = min(512, 4096 // at_once)
-        _combine_kernel[(tokens * heads, 512 // width)](
-            partial, partial_lse, lse if sink is None else sink, out, lse, heads, splits, HAS_SINK=sink is not None,
-            SPLITS=at_once, ROUNDS=triton.next_power_of_2(triton.cdiv(splits, at_once)), WIDTH=width, **options,
-        )  # fmt: skip
+        _combine(partial, partial_lse, sink, out, lse)
     return out, lse
 
 
@@ -351,7 +373,7 @@ def plan_splits(blocks: int, tiles: int, heads: int, processors: int, form: str)
 
     def cost(splits: int) -> float:
         waves = triton.cdiv(blocks * splits, processors)
-        joined = blocks * splits * heads * 512 * 4 * 2 / _PARTIAL_BYTES_PER_US
+        joined = blocks * splits * heads * 512 * 2 * 2 / _PARTIAL_BYTES_PER_US
         return waves * triton.cdiv(tiles, splits) * _TILE_COST[form] + (_COMBINE_COST + joined if splits > 1 else 0.0)
 
     return min(range(1, min(max(tiles, 1), _MAX_SPLITS) + 1), key=cost)

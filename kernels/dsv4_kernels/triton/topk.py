@@ -127,35 +127,6 @@ def _filter_threshold(maxima, k):
     return tl.where(enough, _threshold(maxima, low, _above(highest), k, k // 8), -_LARGEST)
 
 
-@triton.jit(do_not_specialize=_STRIDES)
-def _one_program_kernel(
-    logits, logits_stride, lens, out, k,
-    COLUMNS: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Select in a row that one program holds, by way of GROUPS groups per column where that pays."""
-    begin(PDL)
-    token = tl.program_id(0).to(tl.int64)
-    length = tl.load(lens + token)
-    index = tl.arange(0, COLUMNS)[:, None] + COLUMNS * tl.arange(0, ROWS)[None, :]
-    values = _values(logits + token * logits_stride, index, length)
-    out += token * k
-    if length <= k:
-        _emit_all(length, k, out, K)
-    else:
-        if GROUPS == 0:
-            low = _lowest_valid(values, _highest(values))
-        else:
-            low = _filter_threshold(tl.max(tl.reshape(values, [COLUMNS, GROUPS, ROWS // GROUPS]), axis=2), k)
-        _select(values, index, low, k, out)
-
-
-@triton.jit
-def _shared_index(part, parts, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Candidates [COLUMNS, ROWS] of one of ``parts`` programs: segments dealt out in turn, so that neighbours part."""
-    mine = tl.arange(0, COLUMNS)[:, None] + COLUMNS * tl.arange(0, ROWS)[None, :]
-    return (mine // _SEGMENT * parts + part) * _SEGMENT + mine % _SEGMENT
-
-
 @triton.jit
 def _compact(values, index, flags, offset, found_values, found_index, capacity):
     """Append flagged candidates at ``offset`` of the lists; what exceeds the capacity is dropped."""
@@ -165,6 +136,68 @@ def _compact(values, index, flags, offset, found_values, found_index, capacity):
     kept = flags & (place < capacity)
     tl.store(found_values + place, values, mask=kept)
     tl.store(found_index + place, index, mask=kept)
+
+
+@triton.jit
+def _select_found(values, index, found, k, out, CAPACITY: tl.constexpr, THREADS: tl.constexpr):
+    """The exact search among ``found`` listed candidates."""
+    place = tl.arange(0, THREADS)[:, None] + THREADS * tl.arange(0, CAPACITY // THREADS)[None, :]
+    x = tl.load(values + place, mask=place < found, other=float("-inf"))
+    number = tl.load(index + place, mask=place < found, other=-1)
+    _select(x, number, _lowest_valid(x, _highest(x)), k, out)
+
+
+@triton.jit(do_not_specialize=_STRIDES)
+def _direct_kernel(
+    logits, logits_stride, lens, out, k, COLUMNS: tl.constexpr, ROWS: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """Select in a row that one program searches at once."""
+    begin(PDL)
+    token = tl.program_id(0).to(tl.int64)
+    length = tl.load(lens + token)
+    index = tl.arange(0, COLUMNS)[:, None] + COLUMNS * tl.arange(0, ROWS)[None, :]
+    values = _values(logits + token * logits_stride, index, length)
+    out += token * k
+    if length <= k:
+        _emit_all(length, k, out, K)
+    else:
+        _select(values, index, _lowest_valid(values, _highest(values)), k, out)
+
+
+@triton.jit(do_not_specialize=_STRIDES)
+def _one_program_kernel(
+    logits, logits_stride, lens, out, k, found_values, found_index, found_stride,
+    COLUMNS: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, CAPACITY: tl.constexpr, K: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Filter a row that one program holds by way of GROUPS groups per column, list what is left, and select there."""
+    begin(PDL)
+    token = tl.program_id(0).to(tl.int64)
+    length = tl.load(lens + token)
+    index = tl.arange(0, COLUMNS)[:, None] + COLUMNS * tl.arange(0, ROWS)[None, :]
+    values = _values(logits + token * logits_stride, index, length)
+    out += token * k
+    if length <= k:
+        _emit_all(length, k, out, K)
+    else:
+        low = _filter_threshold(tl.max(tl.reshape(values, [COLUMNS, GROUPS, ROWS // GROUPS]), axis=2), k)
+        flags = values >= low
+        found = _total(flags.to(tl.int32))
+        if found <= CAPACITY:
+            found_values += token * found_stride
+            found_index += token * found_stride
+            _compact(values, index, flags, 0, found_values, found_index, CAPACITY)
+            tl.debug_barrier()
+            _select_found(found_values, found_index, found, k, out, CAPACITY, COLUMNS)
+        else:
+            _select(values, index, low, k, out)
+
+
+@triton.jit
+def _shared_index(part, parts, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Candidates [COLUMNS, ROWS] of one of ``parts`` programs: segments dealt out in turn, so that neighbours part."""
+    mine = tl.arange(0, COLUMNS)[:, None] + COLUMNS * tl.arange(0, ROWS)[None, :]
+    return (mine // _SEGMENT * parts + part) * _SEGMENT + mine % _SEGMENT
 
 
 @triton.jit(do_not_specialize=_STRIDES)
@@ -232,11 +265,8 @@ def _select_kernel(
         every = tl.arange(0, PARTS)
         found = tl.sum(tl.load(counts + token * parts + every, mask=every < parts, other=1) - 1, axis=0)
         if found <= CAPACITY:
-            place = tl.arange(0, THREADS)[:, None] + THREADS * tl.arange(0, CAPACITY // THREADS)[None, :]
-            row = token * found_stride + place
-            values = tl.load(found_values + row, mask=place < found, other=float("-inf"))
-            index = tl.load(found_index + row, mask=place < found, other=-1)
-            _select(values, index, _lowest_valid(values, _highest(values)), k, out)
+            first = token * found_stride
+            _select_found(found_values + first, found_index + first, found, k, out, CAPACITY, THREADS)
         else:
             _select_streaming(logits + token * logits_stride, length, k, out, BLOCK)
 
@@ -313,12 +343,23 @@ def topk(*, logits: torch.Tensor, candidate_lens: torch.Tensor, k: int) -> torch
         return out
     warps = 4 if padded <= 2048 else 8 if padded <= _DIRECT else 16
     columns = 32 * warps
-    groups = 0 if padded <= _DIRECT else max(2048, 2 * constants["K"]) // columns
+    shape = {"COLUMNS": columns, "ROWS": padded // columns, "num_warps": warps}
+    if padded <= _DIRECT:
+        _direct_kernel[(tokens,)](*common, out, k, **shape, **constants)
+        return out
+    values, index = _lists(tokens, 2 * constants["K"], out.device)
+    groups = min(max(2048, 2 * constants["K"]), padded // 2) // columns
     _one_program_kernel[(tokens,)](
-        *common, out, k, COLUMNS=columns, ROWS=padded // columns, GROUPS=min(groups, padded // columns),
-        num_warps=warps, **constants,
-    )  # fmt: skip
+        *common, out, k, values, index, values.stride(0), GROUPS=groups, CAPACITY=values.shape[1], **shape, **constants
+    )
     return out
+
+
+def _lists(tokens: int, least: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for the candidates that pass a row's filter: values and indices, 2,048 or more a row."""
+    capacity = max(2048, least)
+    shape = (tokens, capacity)
+    return torch.empty(shape, dtype=torch.float32, device=device), torch.empty(shape, dtype=torch.int32, device=device)
 
 
 def _shared(
@@ -331,12 +372,11 @@ def _shared(
     parts = triton.cdiv(width, per_program)
     per_part = triton.cdiv(4 * constants["K"], parts)
     groups = min(max(triton.next_power_of_2(per_part), 32), per_program // 2)
-    capacity = max(4096, 4 * constants["K"])
+    values, index = _lists(tokens, 4 * constants["K"], device)
+    capacity = values.shape[1]
     warps = 8 if per_program <= 4096 else 16
     maxima = torch.empty(tokens, parts, groups, dtype=torch.float32, device=device)
     counts = torch.empty(tokens, parts, dtype=torch.int32, device=device)
-    values = torch.empty(tokens, capacity, dtype=torch.float32, device=device)
-    index = torch.empty(tokens, capacity, dtype=torch.int32, device=device)
     padded_parts = triton.next_power_of_2(parts)
     columns = 32 * warps
     options = {name: value for name, value in constants.items() if name != "K"}
