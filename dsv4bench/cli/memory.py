@@ -73,13 +73,14 @@ def memory(
     fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     _refuse_unread(fields, allocator)
     context = _context(ctx, max_model_len, shape)
-    length = _tokens(max_model_len, "--max-model-len") or context
+    longest = _tokens(max_model_len, "--max-model-len")
+    length = context if longest is None else longest
     precision = _precision(main, indexer, allocator)
     deployment = Deployment(shape, *precision, max_model_len=length, **fields)
     sizes = Given(
         _bytes(weights, "--weights"), _bytes(activations, "--activations"), _bytes(cuda_graphs, "--cuda-graphs")
     )
-    budget = _budget(deployment, allocator, available, gpu, utilization, sizes, logits_budget)
+    budget = _budget(deployment, allocator, available, num_blocks, gpu, utilization, sizes, logits_budget)
     if simulate is not None:
         speed = Rates(prefill=_tokens(prefill_rate, "--prefill-rate") or 0, decode=decode_rate)
         trace = (simulate, _tokens(requests, "--requests") or 0, rate)
@@ -142,7 +143,8 @@ def _refuse_unread(fields: dict[str, Any], engine: Engine | None) -> None:
 def _context(ctx: str | None, max_model_len: str | None, shape: ModelShape) -> int:
     if ctx is not None:
         return parse_tokens(ctx, "--ctx")
-    return _tokens(max_model_len, "--max-model-len") or shape.max_positions
+    longest = _tokens(max_model_len, "--max-model-len")
+    return shape.max_positions if longest is None else longest
 
 
 def _precision(main: str | None, indexer: str | None, engine: Engine | None) -> tuple[str, str]:
@@ -163,11 +165,13 @@ def _baseline(name: str, deployment: Deployment, fields: dict[str, Any]) -> Depl
 
 
 def _budget(
-    deployment: Deployment, engine: Engine | None, available: str | None, gpu: str | None, utilization: float,
-    sizes: Given, logits: str | None,
+    deployment: Deployment, engine: Engine | None, available: str | None, num_blocks: int | None, gpu: str | None,
+    utilization: float, sizes: Given, logits: str | None,
 ) -> Budget | None:  # fmt: skip
-    if available is not None and gpu is not None:
-        raise UserError("give --available or --gpu, not both")
+    if sum(given is not None for given in (available, gpu, num_blocks)) > 1:
+        raise UserError("give one of --available, --gpu and --num-blocks")
+    if num_blocks is not None and num_blocks < 1:
+        raise UserError(f"--num-blocks must be at least 1, got {num_blocks}")
     chunked = _bytes(logits, "--logits-budget")
     if chunked is None and isinstance(engine, Vllm):
         chunked = VLLM_LOGITS_BUDGET
@@ -234,7 +238,7 @@ def _simulate(
 
     if not isinstance(engine, Vllm):
         raise UserError("--simulate replays block allocators: give --engine vllm")
-    if trace[1] < 1 or rates.prefill <= 0 or rates.decode <= 0 or (trace[2] is not None and trace[2] <= 0):
+    if trace[1] < 1 or not (rates.prefill > 0 and rates.decode > 0 and (trace[2] is None or trace[2] > 0)):
         raise UserError("--requests, --rate, --prefill-rate and --decode-rate must be above 0")
     engine.check(deployment)
     capacity = engine.capacity(deployment, budget.available_bytes if budget else 0, num_blocks)

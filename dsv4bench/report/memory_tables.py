@@ -49,7 +49,7 @@ def heading(account: Account, *, defaulted: bool) -> str:
     view, d = account.view, account.deployment
     engine = account.engine.title if account.engine else "ideal"
     layout = f", {d.layout}" if account.layout else ""
-    mtp = f", {d.mtp} draft tokens" if d.mtp else ""
+    mtp = f", {d.mtp} draft token{'s' if d.mtp > 1 else ''}" if d.mtp else ""
     why = f" (defaults for {'an engine' if account.engine else 'ideal'})" if defaulted else ""
     size = f"{format_tokens(account.context)} tokens"
     exact = f" ({account.context:,})" if format_tokens(account.context) != f"{account.context:,}" else ""
@@ -219,11 +219,11 @@ def _summary(account: Account) -> list[str]:
     if view.state_bytes:
         lines.append(f"compressor state, not in the ideal figure: {format_bytes(view.state_bytes)} a request")
     if view.engine is not None:
-        extra = view.engine.total / view.ideal.total - 1 if view.ideal.total else 0.0
-        lines.append(
-            f"a decoding request holds {three_digits(view.engine.total)} ({view.engine.total:,} B), "
-            f"{100 * extra:+.1f} % over the ideal"
-        )
+        held, ranks = view.engine.total, account.deployment.dcp
+        extra = held * ranks / view.ideal.total - 1 if view.ideal.total else 0.0
+        each = f" on each of {ranks} dcp ranks" if ranks > 1 else ""
+        size = f"{three_digits(held)} ({held:,} B){each}"
+        lines.append(f"a decoding request holds {size}, {100 * extra:+.1f} % over the ideal")
         if base is not None and base.engine is not None and view.engine.total:
             ratio = base.engine.total / view.engine.total
             lines.append(f"{base.shape.name} in the same engine: {three_digits(base.engine.total)}, {ratio:.1f}×")

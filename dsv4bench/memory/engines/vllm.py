@@ -96,12 +96,16 @@ class Vllm:
         return deployment.max_num_batched_tokens * (2 if doubled else 1)
 
     def usage(self, deployment: Deployment, context: int) -> Usage:
-        """Blocks one decoding request holds, attributed to layers; the unused rest of their slabs is shared."""
+        """Blocks one decoding request holds, attributed to layers; the unused rest of their slabs is shared.
+
+        With pipeline stages it is the sum over all of them; with decode context parallelism it is one rank's part.
+        """
         layout = self.layout(deployment)
         counts = group_blocks(layout, context, deployment.decode_tokens, deployment.dcp)
         layers = [_layer_bytes(layout, i, context, counts, deployment) for i in range(len(layout.layers))]
-        slack = sum(n * (layout.bytes_per_block - layout.group(name).bytes) for name, n in counts.items())
-        terms = request_terms(layout, context, deployment.decode_tokens, deployment.dcp)
+        slabs = self._stage_bytes(deployment)
+        slack = sum(n * (sum(slabs) - layout.group(name).bytes) for name, n in counts.items())
+        terms = request_terms(layout, slabs, context, deployment.decode_tokens, deployment.dcp)
         return Usage(tuple(layers), shared=slack, terms=terms)
 
     def blocks_held(self, deployment: Deployment, context: int) -> int:
@@ -114,7 +118,7 @@ class Vllm:
         layout, length = self.layout(deployment), deployment.max_model_len
         if length < 1:
             raise UserError(f"--max-model-len must be at least 1, got {length}")
-        stage_bytes = [self.layout(deployment, stage).bytes_per_block for stage in deployment.stages]
+        stage_bytes = self._stage_bytes(deployment)
         size = max(stage_bytes)
         pool = available // size if num_blocks is None else num_blocks
         flight = self.in_flight(deployment)
@@ -165,6 +169,10 @@ class Vllm:
         if self.version and _parse_version(self.version) > NEWEST_READ:
             notes.append(f"vLLM {self.version} is newer than what was read (0.33); taken to be alike")
         return tuple(notes)
+
+    def _stage_bytes(self, deployment: Deployment) -> list[int]:
+        """Bytes per block of each pipeline stage."""
+        return [self.layout(deployment, stage).bytes_per_block for stage in deployment.stages]
 
     def _largest_context(self, layout: CacheLayout, pool: int, in_flight: int, dcp: int) -> int:
         low, high = 0, max(1, pool) * 256 * dcp

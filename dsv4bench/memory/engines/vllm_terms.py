@@ -7,7 +7,7 @@ from dsv4bench.memory.layout import CacheLayout, Group
 from dsv4bench.memory.page import BUCKETS
 
 
-def request_terms(layout: CacheLayout, context: int, in_flight: int, dcp: int) -> tuple[str, ...]:
+def request_terms(layout: CacheLayout, slabs: list[int], context: int, in_flight: int, dcp: int) -> tuple[str, ...]:
     """Pages, blocks and bytes of one decoding request."""
     pages = [
         f"page {page.kind}: {page.entries}·{page.entry_bytes:,} = {page.raw_bytes:,} → {page.page_bytes:,} B"
@@ -15,12 +15,13 @@ def request_terms(layout: CacheLayout, context: int, in_flight: int, dcp: int) -
     ]
     counts = [group.blocks(context, in_flight, dcp) for group in layout.groups]
     blocks = sum(counts)
+    slab = f"({_sum(slabs)})" if len(slabs) > 1 else f"{slabs[0]:,}"
     return (
         *pages,
         *_block_bytes_terms(layout),
         *_group_terms(layout, context, in_flight, dcp),
         f"blocks of a decoding request = {_sum(counts)} = {blocks:,}",
-        f"engine bytes = {blocks:,} · {layout.bytes_per_block:,} = {blocks * layout.bytes_per_block:,}",
+        f"engine bytes = {blocks:,} · {slab} = {blocks * sum(slabs):,}",
     )
 
 

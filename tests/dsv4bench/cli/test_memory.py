@@ -177,9 +177,17 @@ def test_a_request_that_does_not_fit_is_said_not_to() -> None:
         (["--engine", "vllm", "--gpu", "8xTPU"], "unknown GPU 'TPU'; known are A100-80G, H100"),
         (["--engine", "vllm", "--available", "80G"], "--available: unknown unit 'G'"),
         (["--engine", "vllm", "--gpu", "8xH200"], "8 GPUs, but tp 1 · dp 1 · pp 1 = 1; make them equal"),
-        (["--engine", "vllm", "--gpu", "H200", "--available", "9GiB"], "give --available or --gpu, not both"),
+        (
+            ["--engine", "vllm", "--gpu", "H200", "--available", "9GiB"],
+            "give one of --available, --gpu and --num-blocks",
+        ),
         (["--engine", "vllm", "--weights", "9GiB"], "need --gpu, such as --gpu 8xH200"),
         (["--engine", "vllm", "--weights", "9GiB", "--available", "9GiB"], "--available is what they leave"),
+        (["--engine", "vllm", "--num-blocks", "0"], "--num-blocks must be at least 1, got 0"),
+        (
+            ["--engine", "vllm", "--max-model-len", "0", "--available", "9GiB"],
+            "--max-model-len must be at least 1, got 0",
+        ),
         (["--available", "9GiB"], "capacity needs an allocator: give --engine"),
         (["--format", "xml"], "--format must be one of table, json, csv, md, got 'xml'"),
         (["--by", "head"], "--by must be one of layer, kind, page, total, got 'head'"),

@@ -116,6 +116,12 @@ def test_a_pipeline_stage_has_smaller_blocks_and_so_more_of_them() -> None:
     assert 1.9 * one.num_blocks < two.num_blocks < 2.1 * one.num_blocks
 
 
+def test_a_request_over_pipeline_stages_holds_a_slab_of_each() -> None:
+    engine, plan = vllm(), Deployment(V4_PRO, pp=2)
+    slabs = sum(engine.layout(plan, stage).bytes_per_block for stage in plan.stages)
+    assert engine.usage(plan, MILLION).total == 4122 * slabs
+
+
 def test_tensor_parallelism_changes_nothing_and_decode_context_parallelism_splits_compressed_blocks() -> None:
     base, tp, dcp = (
         vllm().capacity(Deployment(V3_2, **sizes), 50 * GIB)  # type: ignore[arg-type]
