@@ -13,6 +13,9 @@ from dsv4bench.memory.layout import CacheLayout
 from dsv4bench.memory.usage import Capacity, Usage
 from dsv4bench.model.shape import ModelShape
 
+FLASHINFER_ARCHS = ("sm_100", "sm_103", "sm_120", "sm_121")
+"""Where FlashInfer's sparse attention over plain 512-element rows runs."""
+
 
 @dataclass(frozen=True)
 class View:
@@ -126,6 +129,7 @@ def account(
         engine.check(deployment)
     notes = list(engine.notes(deployment)) if engine else []
     notes += _context_notes(deployment.shape, context)
+    notes += _gpu_notes(deployment, engine, budget)
     other = None
     if baseline is not None:
         try:
@@ -152,6 +156,18 @@ def _context_notes(shape: ModelShape, context: int) -> list[str]:
     return [
         f"{context:,} tokens are beyond the {shape.max_positions:,} that {shape.name} declares: a hypothetical figure"
     ]
+
+
+def _gpu_notes(deployment: Deployment, engine: Engine | None, budget: Budget | None) -> list[str]:
+    """What the kernels of a layout or precision do not run on."""
+    gpu, notes = budget.gpu if budget else None, []
+    if gpu is None or engine is None:
+        return []
+    if deployment.indexer == "fp4" and not gpu.has_fp4_indexer:
+        notes.append(f"an fp4 indexer needs a data-centre Blackwell GPU (sm_100, sm_103); {gpu.name} is {gpu.arch}")
+    if "layout" in engine.options and deployment.layout == "flashinfer" and gpu.arch not in FLASHINFER_ARCHS:
+        notes.append(f"FlashInfer's sparse layout needs sm_100 or sm_120; {gpu.name} is {gpu.arch}")
+    return notes
 
 
 def to_json(account: Account) -> dict[str, Any]:

@@ -127,6 +127,13 @@ def test_capacity_of_a_gpu_lists_what_was_given_and_what_was_not() -> None:
         assert line in found
 
 
+def test_what_a_gpu_cannot_run_is_noted() -> None:
+    found = text("--engine", "vllm", "--indexer", "fp4", "--layout", "flashinfer", "--gpu", "H200")
+    assert "an fp4 indexer needs a data-centre Blackwell GPU (sm_100, sm_103); H200 is sm_90" in found
+    assert "FlashInfer's sparse layout needs sm_100 or sm_120; H200 is sm_90" in found
+    assert "needs" not in text("--engine", "vllm", "--indexer", "fp4", "--layout", "flashinfer", "--gpu", "B200")
+
+
 def test_dp_ranks_add_up() -> None:
     found = load("--engine", "vllm", "--gpu", "8xH200", "--tp", "4", "--dp", "2", "--weights", "90GiB")
     assert found["total_concurrency"] == 2 * found["concurrency"]
