@@ -71,7 +71,7 @@ def memory(
         "window_cells": window_cells,
     }  # fmt: skip
     fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    _refuse_unread(fields, allocator)
+    _refuse_unread(fields | {"main": main, "indexer": indexer}, allocator)
     context = _context(ctx, max_model_len, shape)
     longest = _tokens(max_model_len, "--max-model-len")
     length = context if longest is None else longest
@@ -129,15 +129,16 @@ def _engine(text: str, by: str | None) -> Engine | None:
 
 def _refuse_unread(fields: dict[str, Any], engine: Engine | None) -> None:
     """Refuse flags that the engine would silently ignore."""
-    flags = {"fixed_state_bytes": "--fixed-state"}
-    for name in fields:
-        if name == "mtp" or (engine is not None and name in engine.options):
-            continue
-        readers = [other for other in ENGINES if name in engine_named(other).options]
-        flag = flags.get(name, f"--{name.replace('_', '-')}")
-        raise UserError(
-            f"{flag} means nothing to {engine.title if engine else 'ideal'}; it is for {', '.join(readers)}"
-        )
+    names = {"fixed_state_bytes": "--fixed-state"}
+    title = engine.title if engine else "ideal"
+    for name in (name for name, value in fields.items() if value is not None):
+        flag = names.get(name, f"--{name.replace('_', '-')}")
+        if name in ("main", "indexer"):
+            if engine is not None and "cache_type" in engine.options:
+                raise UserError(f"{flag} means nothing to {title}; it has --cache-type")
+        elif name != "mtp" and (engine is None or name not in engine.options):
+            readers = [other for other in ENGINES if name in engine_named(other).options]
+            raise UserError(f"{flag} means nothing to {title}; it is for {', '.join(readers)}")
 
 
 def _context(ctx: str | None, max_model_len: str | None, shape: ModelShape) -> int:

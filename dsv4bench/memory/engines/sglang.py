@@ -67,7 +67,18 @@ class Sglang:
     version: str
 
     options = frozenset(
-        {"mtp", "tp", "dp", "pp", "swa_ratio", "state", "c4_state_rows", "c128_state_rows", "fixed_state_bytes"}
+        {
+            "max_num_batched_tokens",
+            "mtp",
+            "tp",
+            "dp",
+            "pp",
+            "swa_ratio",
+            "state",
+            "c4_state_rows",
+            "c128_state_rows",
+            "fixed_state_bytes",
+        }
     )
 
     @property

@@ -202,6 +202,7 @@ def test_a_request_that_does_not_fit_is_said_not_to() -> None:
         (["--tp", "8"], "--tp means nothing to ideal; it is for vllm, sglang"),
         (["--engine", "vllm", "--swa-ratio", "0.2"], "--swa-ratio means nothing to vLLM (packed); it is for sglang"),
         (["--engine", "sglang", "--num-blocks", "5"], "--num-blocks: SGLang's pools are counted in tokens"),
+        (["--engine", "llama.cpp", "--main", "fp8"], "--main means nothing to llama.cpp; it has --cache-type"),
         (["--main", "int4"], "--main must be bf16 or fp8, got 'int4'"),
         (["--model", "v3.2", "--main", "fp8", "--indexer", "fp4"], "--indexer of v3.2 must be one of bf16, fp8"),
         (["--measure"], "--measure allocates blocks: give --engine vllm"),

@@ -1,4 +1,3 @@
-import os
 import time
 
 import pytest
@@ -94,10 +93,20 @@ def test_pools_say_what_sharing_saves_and_what_slabs_cost() -> None:
     assert 0.9 < pools.stranded < 1
 
 
+def slowdown() -> float:
+    """How much slower this machine is right now than one that adds ten million times in 0.4 s; at least 1."""
+    start, total = time.process_time(), 0
+    for number in range(10_000_000):
+        total += number
+    return max(1.0, (time.process_time() - start) / 0.4)
+
+
 @pytest.mark.slow
-def test_a_hundred_thousand_requests_replay_in_under_twenty_seconds_of_processor_time() -> None:
+def test_a_hundred_thousand_requests_replay_in_under_twenty_seconds() -> None:
     requests = built_in("chat", 100_000)
+    before = slowdown()
     start = time.process_time()
     found = simulate("chat", requests, LAYOUT, LONGEST, 28_172, rates=Rates())
-    assert time.process_time() - start < 20 * float(os.environ.get("DSV4BENCH_TEST_SLOWDOWN", "1"))
+    elapsed = time.process_time() - start
+    assert elapsed < 20 * max(before, slowdown())
     assert found.dense.requests == found.retained.requests == 100_000
