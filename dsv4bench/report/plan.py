@@ -28,14 +28,17 @@ def plan_records(cases: Sequence[Case]) -> list[dict[str, Any]]:
 
 
 def floor_records(cases: Sequence[Case], peaks: Peaks) -> list[dict[str, Any]]:
-    """One record a stage, and one for the stages of a case together; bytes, FLOPs, seconds.
+    """One record a stage, and one for the stages of a case together; bytes, FLOPs, seconds. Of a model, one a layer kind.
 
     Floors don't depend on the provider, so cases that differ in it alone appear once.
     """
     records = []
     for case in {case.pair_id: case for case in reversed(cases)}.values():
-        costs = {name: cost_of(case, name) for name in case.stage_names}
         label = case.label.removesuffix("/" + case.provider.label)
+        if case.layers:
+            records += _model_records(case, label, peaks)
+            continue
+        costs = {name: cost_of(case, name) for name in case.stage_names}
         for name, cost in costs.items():
             least = floor(cost, peaks)
             what = {"case": label, "stage": name, "bytes": cost.bytes, "flops": cost.flops}
@@ -45,3 +48,17 @@ def floor_records(cases: Sequence[Case], peaks: Peaks) -> list[dict[str, Any]]:
         what = {"case": label, "stage": WHOLE, "bytes": moved, "flops": done}
         records.append(what | {"floor": total, "bound": None})
     return records
+
+
+def _model_records(case: Case, label: str, peaks: Peaks) -> list[dict[str, Any]]:
+    """All layers of each kind, and all layers."""
+    records: list[dict[str, Any]] = []
+    for kind, count in case.kinds.items():
+        layer = case.of_kind(kind)
+        costs = [cost_of(layer, name) for name in layer.stage_names]
+        moved, done = count * sum(cost.bytes for cost in costs), count * sum(cost.flops for cost in costs)
+        least = count * together(costs, peaks, case.execution.streams)
+        what = {"case": label, "stage": f"{count} × {kind}", "bytes": moved, "flops": done}
+        records.append(what | {"floor": least, "bound": None})
+    whole = {key: sum(record[key] for record in records) for key in ("bytes", "flops", "floor")}
+    return [*records, {"case": label, "stage": WHOLE, **whole, "bound": None}]

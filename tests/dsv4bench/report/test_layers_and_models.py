@@ -1,8 +1,16 @@
 """Tables and figures of schedules and models."""
 
+import pytest
+
+from dsv4bench.analysis.roofline import Peaks
+from dsv4bench.model.gpus import gpu_named
+from dsv4bench.model.shape import LayerKind
 from dsv4bench.report.layer_plots import further_figures
 from dsv4bench.report.layers_and_models import SHOWN, gain_records, model_records
+from dsv4bench.report.plan import floor_records
 from dsv4bench.report.records import records_markdown
+from dsv4bench.scenario.expand import expand
+from dsv4bench.scenario.schema import Scenario
 from tests.dsv4bench.analysis.test_model_step import flash_or_old
 from tests.dsv4bench.analysis.test_model_step import rows as model_rows
 from tests.dsv4bench.analysis.test_overlap import layer_rows
@@ -42,3 +50,15 @@ def test_figures_are_written_where_there_is_something_to_show(tmp_path):
     (path,) = further_figures(models, {"model": "v3.2"}, tmp_path)
     assert path.name == "speedup_over_context.png"
     assert path.stat().st_size > 10_000
+
+
+def test_floors_of_a_model_are_those_of_its_layers():
+    given = {"name": "t", "kind": "model", "model": "v4-flash", "workload": {"context": "64K"}}
+    (model,) = expand(Scenario.model_validate(given))
+    peaks = Peaks.datasheet(gpu_named("h200"))
+    records = floor_records([model], peaks)
+    assert [record["stage"] for record in records] == ["2 × swa", "21 × c4a", "20 × c128a", "together"]
+    (*_, one) = floor_records([model.of_kind(LayerKind.C4A)], peaks)
+    assert records[1]["bytes"] == 21 * one["bytes"]
+    assert records[1]["floor"] == pytest.approx(21 * one["floor"])
+    assert records[-1]["floor"] == pytest.approx(sum(record["floor"] for record in records[:-1]))
