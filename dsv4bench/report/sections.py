@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 Cell = str | int | float | None
 
