@@ -109,7 +109,7 @@ class Library:
         try:
             if module == "torch.ops":
                 self._load("vllm._custom_ops")  # registers the operators
-            owner: Any = self._load(module) if module != "torch.ops" else importlib.import_module("torch").ops
+            owner: Any = self._load("torch").ops if module == "torch.ops" else self._load(module)
             for part in path.split("."):
                 owner = getattr(owner, part)
         except AttributeError as error:

@@ -62,11 +62,11 @@ def problems(library: Library, need: Need, variant: str) -> Iterator[str]:
         MissingError: there is no vLLM at all.
     """
     version = library.version
-    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
-    if capability[0] not in (9, 10):
-        yield f"vLLM's kernels for these models need compute capability 9.0 or 10.0, this card has {capability}"
+    major, minor = capability()
+    if major not in (9, 10):
+        yield f"vLLM's kernels for these models need compute capability 9.0 or 10.0, this card has {major}.{minor}"
         return
-    if capability[0] == 10 and library.release != V026 and (changed := sorted(set(need.stages) & set(MX_STAGES))):
+    if major == 10 and library.release != V026 and (changed := sorted(set(need.stages) & set(MX_STAGES))):
         yield f"vLLM {version} has other indexer scales on this card than our cache: {', '.join(changed)}"
     for stage in need.stages:
         if stage not in FUNCTIONS:
@@ -74,6 +74,11 @@ def problems(library: Library, need: Need, variant: str) -> Iterator[str]:
         reasons = dict.fromkeys(_missing(library, stage, need, variant))
         if reasons:
             yield f"{stage}: {'; '.join(reasons)}"
+
+
+def capability() -> tuple[int, int]:
+    """Compute capability of the present card; 0.0 without one."""
+    return torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
 
 
 def case_problems(need: Need) -> Iterator[str]:
