@@ -61,7 +61,9 @@ def _table(section: Section) -> Table:
     for index, row in enumerate(section.rows):
         total = section.footer > 0 and index >= first_total
         table.add_row(
-            *row, style="bold" if total else None, end_section=index == first_total - 1 and section.footer > 0
+            *map(Text, row),
+            style="bold" if total else None,
+            end_section=index == first_total - 1 and section.footer > 0,
         )
     return table
 
