@@ -28,7 +28,7 @@ def plan_records(cases: Sequence[Case]) -> list[dict[str, Any]]:
 
 
 def floor_records(cases: Sequence[Case], peaks: Peaks) -> list[dict[str, Any]]:
-    """One record a stage, and one for the stages of a case together; bytes, FLOPs, seconds. Of a model, one a layer kind.
+    """One record a stage (of a model: a layer kind), and one for all of a case together; bytes, FLOPs, seconds.
 
     Floors don't depend on the provider, so cases that differ in it alone appear once.
     """
