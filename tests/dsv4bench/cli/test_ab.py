@@ -43,6 +43,9 @@ class Mine:
     def qkv_norm(self, *, qkv_latent, q_norm_weight, kv_norm_weight, eps):
         rank = q_norm_weight.shape[0]
         q, kv = qkv_latent[:, :rank], qkv_latent[:, rank : rank + 512]
+        if q.is_cuda:
+            torch.cuda._sleep(20_000 * REPEATS)  # clock cycles
+            return norm(q, q_norm_weight, eps), norm(kv, kv_norm_weight, eps)
         for _ in range(REPEATS):
             result = norm(q, q_norm_weight, eps), norm(kv, kv_norm_weight, eps)
         return result
@@ -203,6 +206,18 @@ def test_a_self_test_is_stored_where_the_gate_finds_it(repository, tmp_path):
     gate = repository.dsv4bench("gate", tmp_path / "run", "--selftest", store)
     assert gate.returncode == 0, gate.stdout
     assert "self-test" not in gate.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("repeats", "code"), [(105, 1), (100, 0)])
+def test_five_per_cent_is_caught_on_a_gpu_and_identical_code_passes(repository, tmp_path, repeats, code):
+    repository.commit(f"gpu-base-{repeats}", 100)
+    repository.commit(f"gpu-{repeats}", repeats)
+    sides = ("--a", f"git:gpu-base-{repeats}", "--b", f"git:gpu-{repeats}")
+    done = repository.dsv4bench("ab", "bench/gate.yaml", *sides, "--device", "cuda", "--out", tmp_path / "ab")
+    assert done.returncode == 0, done.stderr
+    gate = repository.dsv4bench("gate", tmp_path / "ab", "--strict", "--explain")
+    assert gate.returncode == code, gate.stdout + gate.stderr
 
 
 @pytest.mark.parametrize(
