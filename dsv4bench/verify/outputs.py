@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from dsv4_kernels import reference
 from dsv4_kernels.codec import dequantize_fp4, scale_exponents
 
 from dsv4bench.verify.difference import (
@@ -25,10 +26,8 @@ Comparer = Callable[[dict[str, Any], Outputs, Outputs, torch.Tensor], list[Diffe
 
 _WEIGHT_TOLERANCE = 1e-5
 """Head weights: two or three fp32 products, relative to the row's maximum."""
-_LOGIT_SUM = 5
-"""Terms of both signs cancel in a logit: its error is that of its terms, which are larger."""
-_LSE_SUM = 5
-"""An absolute error of a natural logarithm near 5 is a relative one of its argument."""
+_SUM = 5
+"""Sums of many fp32 terms (logits, the softmax denominator) may err by this many times a product's tolerance."""
 _ACTIVATIONS = ("x", "q", "o", "kv_score", "index_q", "q_latent", "qkv_latent", "kv", "index_k", "o_values")
 
 
@@ -104,10 +103,14 @@ def _logits(arguments: dict[str, Any], actual: Outputs, expected: Outputs, token
     # what lies beyond the candidates may be anything, NaN included
     got = torch.where(visible, actual[0][:, : want.shape[1]], 0.0)
     queries, cache = arguments["index_q_values"], arguments["indexer_cache"]
-    tolerance = LOGIT_TOLERANCE
-    if queries.dtype in ROW_TOLERANCE and cache.format.precision in ("fp32", "fp64"):
-        tolerance = _LOGIT_SUM * ROW_TOLERANCE[queries.dtype]
-    return [row_difference("logits", got, torch.where(visible, want, 0.0), tolerance, labels=tokens)]
+    want = torch.where(visible, want, 0.0)
+    if queries.dtype not in ROW_TOLERANCE or cache.format.precision not in ("fp32", "fp64"):
+        return [row_difference("logits", got, want, LOGIT_TOLERANCE, labels=tokens)]
+    # terms of both signs cancel in a logit; in full precision its error is measured against its terms
+    terms = reference.indexer_logits(**(arguments | {"index_weights": arguments["index_weights"].abs()}))
+    terms = torch.where(visible, terms, 0.0)
+    found = row_difference("logits", terms + (got - want), terms, _SUM * ROW_TOLERANCE[queries.dtype], labels=tokens)
+    return [found]
 
 
 def _topk(arguments: dict[str, Any], actual: Outputs, expected: Outputs, tokens: torch.Tensor) -> list[Difference]:
@@ -172,7 +175,7 @@ def _attention(arguments: dict[str, Any], actual: Outputs, expected: Outputs, to
     empty = want_lse == -torch.inf
     error = torch.where(empty, torch.where(lse == -torch.inf, 0.0, torch.inf), (lse - want_lse).abs())
     error = error.double().nan_to_num(torch.inf, posinf=torch.inf)
-    tolerance = LSE_TOLERANCE if dtype not in ROW_TOLERANCE else _LSE_SUM * ROW_TOLERANCE[dtype]
+    tolerance = LSE_TOLERANCE if dtype not in ROW_TOLERANCE else _SUM * ROW_TOLERANCE[dtype]
     flat = int(error.argmax()) if error.numel() else 0
     worst = float(error.flatten()[flat]) if error.numel() else 0.0
     where = describe(flat, error.shape, dims, tokens) if error.numel() else ""

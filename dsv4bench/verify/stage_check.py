@@ -157,8 +157,11 @@ def sample_tokens(values: Values) -> torch.Tensor:
     start, lens = values["query_start"].tolist(), values["seq_lens"].tolist()
     device = values["positions"].device
     limit = SAMPLED_TOKENS.get(device.type, SAMPLED_TOKENS["cuda"])
+    long = max(lens, default=0) > LONG_CONTEXT
+    if start[-1] <= limit and not long:
+        return torch.arange(start[-1], device=device)
     spans = [range(start[r], start[r + 1]) for r in range(len(lens)) if start[r + 1] > start[r]]
-    spans = _spread(spans, LONG_REQUESTS if max(lens, default=0) > LONG_CONTEXT else limit)
+    spans = _spread(spans, LONG_REQUESTS if long else limit)
     share = max(2, limit // max(len(spans), 1))
     chosen = {token for span in spans for token in _spread(span, share)}
     slots = values.get("compressed_slots")

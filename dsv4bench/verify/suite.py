@@ -1,7 +1,7 @@
 """The conformance suite: which rows there are, and running them against a provider."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -12,7 +12,6 @@ from dsv4bench.errors import UserError
 from dsv4bench.model.shape import LayerKind
 from dsv4bench.model.stage import STAGES
 from dsv4bench.providers.base import Need, Provider, implemented_stages
-from dsv4bench.scenario.case import CachePrecision
 from dsv4bench.verify.difference import Difference
 from dsv4bench.verify.rows import addressing, attending, chunks, lengths, numerics, selection
 from dsv4bench.verify.sequences import small_shape
@@ -152,33 +151,12 @@ def select_rows(only: Sequence[str]) -> tuple[Row, ...]:
     return tuple(sorted(chosen, key=lambda row: row.number)) if only else ROWS
 
 
-def run_suite(
-    provider: Provider, rows: Iterable[Row], settings: Sequence[Setting], *, allow: frozenset[str] = frozenset()
-) -> Iterator[Outcome]:
-    """Try rows one by one, each with every setting whose layer kind it concerns.
-
-    Args:
-        provider: who is tried.
-        rows: which.
-        settings: layer kinds and precisions.
-        allow: names of documented deviations that may pass.
-
-    Yields:
-        outcomes as they come.
-    """
-    for row in rows:
-        for setting in settings:
-            if setting.kind in row.kinds:
-                yield run_row(provider, row, setting, allow=allow)
-
-
 def run_row(provider: Provider, row: Row, setting: Setting, *, allow: frozenset[str] = frozenset()) -> Outcome:
     """Try one row with one setting."""
     stages = tuple(name for name in row.stages_of(setting.kind) if name in implemented_stages(provider))
     if not stages:
         return Outcome(row, setting, Status.SKIPPED, reason="the provider has none of its stages")
-    need = _need(setting, stages)
-    support = provider.supports(need)
+    support = provider.supports(need_of(provider, setting, stages))
     if not support.ok:
         return Outcome(row, setting, Status.SKIPPED, stages, reason=support.reason)
     trial = Trial(provider, setting)
@@ -195,10 +173,12 @@ def run_row(provider: Provider, row: Row, setting: Setting, *, allow: frozenset[
     return Outcome(row, setting, status, checked, checks, reason, trial.failed_call, notes, seconds)
 
 
-def _need(setting: Setting, stages: tuple[str, ...]) -> Need:
+def need_of(provider: object, setting: Setting, stages: tuple[str, ...] | None = None) -> Need:
+    """What a setting asks of a provider: these stages, or all that it has of the layer."""
+    have = implemented_stages(provider)
     return Need(
         kind=setting.kind,
-        stages=stages,
+        stages=tuple(s.name for s in STAGES[setting.kind] if s.name in have) if stages is None else stages,
         device=torch.device(setting.device).type,
         main=setting.precision.main,
         indexer=setting.precision.indexer,
@@ -227,10 +207,3 @@ def describe_failure(difference: Difference) -> str:
     if difference.tolerance == 0:
         return f"{difference.what}: {difference.where}"
     return f"{difference.what} off by {difference.error:.3g} (allowed {difference.tolerance:.3g}) at {difference.where}"
-
-
-def default_settings(
-    kinds: Sequence[LayerKind], *, precision: CachePrecision, device: str, quick: bool, seed: int
-) -> list[Setting]:
-    """One setting per layer kind."""
-    return [Setting(kind, precision, device, quick, seed) for kind in kinds]

@@ -1,0 +1,184 @@
+"""``dsv4bench verify``: the conformance suite against a provider."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dsv4bench.cli.run import Format, print_records
+from dsv4bench.errors import MeasurementError, UserError
+from dsv4bench.model.shape import LayerKind
+from dsv4bench.providers.base import Need, Provider
+from dsv4bench.providers.registry import load_provider
+from dsv4bench.scenario.case import CachePrecision
+
+if TYPE_CHECKING:
+    from dsv4bench.verify.suite import Outcome, Row
+    from dsv4bench.verify.trial import Setting
+
+CACHES = ("fp8+fp8", "bf16+bf16", "fp32+fp32")
+"""The suite runs with the first of these that the provider has."""
+OTHER_CACHES = ("fp8+fp4", "bf16+bf16", "fp32+fp32")
+"""The first row runs with each of these as well."""
+SHOWN = {name: lambda value: f"{value:.4g}" for name in ("snr_db", "recall", "lse_error", "lse_error_fp32")} | {
+    name: lambda value: f"{value:.6f}" for name in ("cosine", "selection_recall")
+}
+FAILURES = Path("verify-failures")
+
+
+def verify(
+    provider: Annotated[str, typer.Option(help="Name, or path/to/file.py:Class.")] = "reference",
+    layer: Annotated[list[LayerKind] | None, typer.Option(help="Only these layer kinds.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="ROW", help="Only rows of this number or name, or about this stage.")
+    ] = None,
+    cache: Annotated[
+        list[str] | None, typer.Option(metavar="MAIN+INDEXER", help="Cache precisions, such as fp8+fp4.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller inputs: under half a minute on a CPU.")] = False,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DEVIATION", help="Let a documented deviation pass, such as scale-floor."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    replay: Annotated[Path | None, typer.Option(help="Try a failure again that an earlier run saved.")] = None,
+    save: Annotated[Path, typer.Option(help="Folder for the inputs of failures.")] = FAILURES,
+    format: Annotated[Format, typer.Option(help="How to print the results.")] = Format.TABLE,
+) -> None:
+    """Check a provider's stages against the reference on everything that implementations get wrong in the field.
+
+    Rows whose stages the provider lacks are skipped; stages it lacks within a row are filled in by the reference. Ends
+    with exit code 5 if anything is wrong, and saves the failing inputs for --replay.
+    """
+    from dsv4bench.bench.device import find_device
+    from dsv4bench.verify.replay import replay as replay_file
+    from dsv4bench.verify.suite import select_rows
+
+    where = find_device(device).torch_name
+    tried = load_provider(provider)
+    if replay is not None:
+        outcomes = [replay_file(replay, tried, device=None if device == "auto" else where)]
+    else:
+        kinds = layer or list(LayerKind)
+        plan = _plan(tried, select_rows(only or []), kinds, cache or [], where, quick, seed)
+        outcomes = _run(tried, plan, frozenset(allow or ()))
+    _print(outcomes, _against_fp32(tried, outcomes, quick) if replay is None else {}, format)
+    _conclude(outcomes, save if replay is None else None, provider)
+
+
+def _plan(
+    provider: Provider,
+    rows: "Sequence[Row]",
+    kinds: Sequence[LayerKind],
+    caches: Sequence[str],
+    device: str,
+    quick: bool,
+    seed: int,
+) -> "list[tuple[Row, Setting]]":
+    """Rows and settings to try: all of them with one cache precision, the first row with the others too."""
+    from dsv4bench.verify.trial import Setting
+
+    def settings(label: str, row: "Row") -> "list[tuple[Row, Setting]]":
+        return [(row, Setting(k, _precision(label), device, quick, seed)) for k in kinds if k in row.kinds]
+
+    if caches:
+        return [pair for label in caches for row in rows for pair in settings(label, row)]
+    main = next((label for label in CACHES if _supported(provider, label, kinds, device)), CACHES[0])
+    plan = [pair for row in rows for pair in settings(main, row)]
+    for row in rows[:1]:
+        for label in OTHER_CACHES:
+            if row.number == 1 and not quick and label != main and _supported(provider, label, kinds, device):
+                plan += settings(label, row)
+    return plan
+
+
+def _precision(label: str) -> CachePrecision:
+    main, plus, indexer = label.partition("+")
+    if not plus or main not in ("fp8", "bf16", "fp32") or indexer not in ("fp8", "fp4", "bf16", "fp32"):
+        raise UserError(f"--cache {label}: expected MAIN+INDEXER, such as fp8+fp8, fp8+fp4 or bf16+bf16")
+    return CachePrecision(main, indexer)
+
+
+def _supported(provider: Provider, label: str, kinds: Sequence[LayerKind], device: str) -> bool:
+    from dsv4bench.verify.suite import need_of
+    from dsv4bench.verify.trial import Setting
+
+    needs: list[Need] = [need_of(provider, Setting(kind, _precision(label), device)) for kind in kinds]
+    return any(need.stages and provider.supports(need).ok for need in needs)
+
+
+def _run(provider: Provider, plan: "list[tuple[Row, Setting]]", allow: frozenset[str]) -> "list[Outcome]":
+    from dsv4bench.verify.suite import run_row
+
+    outcomes = []
+    for row, setting in plan:
+        outcome = run_row(provider, row, setting, allow=allow)
+        outcomes.append(outcome)
+        if sys.stderr.isatty():
+            typer.echo(
+                f"{row.number:>3} {row.name} {setting.kind}: {outcome.status} ({outcome.seconds:.1f} s)", err=True
+            )
+    return outcomes
+
+
+def _against_fp32(provider: Provider, outcomes: "list[Outcome]", quick: bool) -> dict[tuple[str, str], Any]:
+    from dsv4bench.model.stage import STAGES
+    from dsv4bench.providers.base import implemented_stages
+    from dsv4bench.verify.accuracy import format_accuracy
+    from dsv4bench.verify.sequences import small_shape
+
+    figures = {}
+    for setting in dict.fromkeys(outcome.setting for outcome in outcomes if outcome.checks):
+        owned = {s.name for s in STAGES[setting.kind]} & set(implemented_stages(provider))
+        figures[setting.kind.value, setting.precision.label] = format_accuracy(
+            dict.fromkeys(owned, provider),
+            small_shape(setting.kind, setting.device),
+            setting.kind,
+            setting.precision,
+            context=4096 if quick else 32_768,
+            device=setting.device,
+            seed=setting.seed,
+        )
+    return figures
+
+
+def _print(outcomes: "list[Outcome]", against_fp32: dict[tuple[str, str], Any], format: Format) -> None:
+    from dsv4bench.verify.records import accuracy_records, outcome_line, outcome_record
+
+    accuracy = accuracy_records(outcomes, against_fp32)
+    if format is Format.JSON:
+        content = {"outcomes": [outcome_record(o) for o in outcomes], "accuracy": accuracy}
+        typer.echo(json.dumps(content, indent=2, allow_nan=False))
+    elif format is Format.CSV:
+        print_records([outcome_record(o) for o in outcomes], format, {})
+    else:
+        print_records([outcome_line(o) for o in outcomes], format, {})
+        typer.echo("")
+        print_records(accuracy, format, SHOWN)
+
+
+def _conclude(outcomes: "list[Outcome]", save: Path | None, provider: str) -> None:
+    """Say how it ended on stderr; save the inputs of failures.
+
+    Raises:
+        MeasurementError: something failed, or nothing could be tried.
+    """
+    from dsv4bench.verify.replay import save_failure
+    from dsv4bench.verify.suite import Status
+
+    counts = {status: sum(o.status is status for o in outcomes) for status in Status}
+    failed = [o for o in outcomes if o.status is Status.FAIL]
+    if save is not None:
+        for path in [save_failure(outcome, save) for outcome in failed]:
+            typer.echo(f"saved: dsv4bench verify --provider {provider} --replay {path}", err=True)
+    text = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    if failed:
+        raise MeasurementError(f"{provider} is not conformant: {text}")
+    if not counts[Status.PASS] + counts[Status.DEVIATION]:
+        reasons = "; ".join(dict.fromkeys(o.reason for o in outcomes))
+        raise MeasurementError(f"nothing of {provider} was checked: {reasons or 'no row concerns these layers'}")
+    typer.echo(text, err=True)

@@ -1,0 +1,69 @@
+import pytest
+import torch
+from dsv4_kernels.codec import dequantize_fp8, quantize_fp8
+
+from dsv4bench.verify.quantised import INDEX_QUERY, SCALE_FLOOR, power_exponents, quantised_difference, snr_db
+
+FP8 = INDEX_QUERY["fp8"]
+
+
+def compare(stored, exponents, exact):
+    return quantised_difference("k", stored, exponents, exact, FP8, ("token",))
+
+
+@pytest.fixture
+def keys():
+    return torch.randn(20, 128, generator=torch.Generator().manual_seed(3))
+
+
+def test_what_the_codec_stores_is_right(keys):
+    values, exponents = quantize_fp8(keys.bfloat16(), 128)
+    found = compare(dequantize_fp8(values, exponents), exponents, keys)
+    assert found.error == 0
+    assert 25 < found.numbers["snr_db"] < 40
+
+
+def test_values_one_bf16_ulp_away_before_quantising_are_right_too(keys):
+    nudged = keys.bfloat16().view(torch.int16).add(1).view(torch.bfloat16)
+    values, exponents = quantize_fp8(nudged, 128)
+    assert compare(dequantize_fp8(values, exponents), exponents, keys.bfloat16().float()).ok
+
+
+def test_a_value_one_step_off_is_wrong(keys):
+    values, exponents = quantize_fp8(keys.bfloat16(), 128)
+    codes = values.view(torch.uint8)
+    codes[7, 5] ^= 1
+    found = compare(dequantize_fp8(values, exponents), exponents, keys)
+    assert not found.ok
+    assert found.where == "token 7"
+
+
+def test_another_scale_is_wrong_even_if_the_values_match_it(keys):
+    values, exponents = quantize_fp8(keys.bfloat16(), 128)
+    found = compare((values.float() / 2) * torch.exp2(exponents + 1.0), exponents + 1, keys)
+    assert not found.ok
+    assert "block 0: scale byte" in found.where
+    assert found.deviation == ""
+
+
+def test_a_higher_floor_of_the_scale_is_named_as_the_deviation_it_is():
+    zero = torch.zeros(2, 128)
+    found = compare(zero, torch.full((2, 1), -13), zero)
+    assert not found.ok
+    assert found.deviation == SCALE_FLOOR
+    assert "scale byte 114, expected 105" in found.where
+
+
+def test_nan_bytes_are_wrong(keys):
+    _, exponents = quantize_fp8(keys, 128)
+    assert not compare(keys * float("nan"), exponents, keys).ok
+
+
+def test_only_powers_of_two_are_scales():
+    assert power_exponents(torch.tensor([1.0, 0.25, 3.0, 0.0])).tolist() == [0, -2, -1000, -1000]
+
+
+def test_the_signal_to_noise_ratio_is_in_decibels():
+    x = torch.ones(1000)
+    assert snr_db(x * 1.1, x) == pytest.approx(20, abs=1e-3)
+    assert snr_db(x, x) == 200
