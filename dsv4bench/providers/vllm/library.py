@@ -187,7 +187,8 @@ def check_signature(function: Function, form: Form) -> None:
     name = form.target.rpartition(":")[2]
     schema = operator_parameters(function)
     if schema is not None:
-        if schema != form.takes:
+        taken, rest = tuple(schema)[: len(form.takes)], tuple(schema.items())[len(form.takes) :]
+        if taken != form.takes or not all(optional for _, optional in rest):
             raise MissingError(f"{name} takes {', '.join(schema)}, not {', '.join(form.takes)}")
         return
     try:
@@ -204,11 +205,11 @@ def check_signature(function: Function, form: Form) -> None:
         raise MissingError(f"{name} {' and '.join(what)}")
 
 
-def operator_parameters(function: Function) -> tuple[str, ...] | None:
-    """Parameter names of a torch operator; None for anything else."""
+def operator_parameters(function: Function) -> dict[str, bool] | None:
+    """Parameters of a torch operator in order, and whether each has a default; None for anything else."""
     overload = getattr(function, "default", None)
     schema = getattr(overload, "_schema", None)
-    return tuple(argument.name for argument in schema.arguments) if schema is not None else None
+    return {a.name: a.has_default_value() for a in schema.arguments} if schema is not None else None
 
 
 def describe(error: BaseException) -> str:

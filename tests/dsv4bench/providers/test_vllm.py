@@ -219,11 +219,12 @@ def test_signatures_are_held_to_what_we_pass() -> None:
 
 def test_torch_operators_are_held_to_their_schema() -> None:
     operator = torch.ops.aten.addmm
-    takes = ("self", "mat1", "mat2", "beta", "alpha")
-    assert operator_parameters(operator) == takes
-    check_signature(operator, Form("torch.ops:aten.addmm", takes))
-    with pytest.raises(MissingError, match="takes self, mat1, mat2, beta, alpha, not self, mat1"):
-        check_signature(operator, Form("torch.ops:aten.addmm", ("self", "mat1")))
+    assert operator_parameters(operator) == {"self": False, "mat1": False, "mat2": False, "beta": True, "alpha": True}
+    check_signature(operator, Form("torch.ops:aten.addmm", ("self", "mat1", "mat2", "beta", "alpha")))
+    check_signature(operator, Form("torch.ops:aten.addmm", ("self", "mat1", "mat2")))
+    for takes in (("self", "mat1"), ("self", "mat2", "mat1")):
+        with pytest.raises(MissingError, match="takes self, mat1, mat2, beta, alpha, not self, mat"):
+            check_signature(operator, Form("torch.ops:aten.addmm", takes))
 
 
 def test_importing_something_noisy_prints_nothing(
