@@ -60,13 +60,22 @@ Weights = Annotated[Size | None, _option("Weights per GPU: 19.8GiB.", "--weights
 Activations = Annotated[Size | None, _option("Peak activations per GPU.", "--activations", panel=_CAPACITY)]
 Graphs = Annotated[Size | None, _option("CUDA-graph pool per GPU.", "--cuda-graphs", panel=_CAPACITY)]
 Utilization = Annotated[
-    float, _option("Share of the GPU the engine may use. Default: 0.9.", "--utilization", panel=_CAPACITY)
+    float,
+    _option(
+        "Share of the GPU the engine may use. Default: 0.9.",
+        "--utilization",
+        "--gpu-memory-utilization",
+        panel=_CAPACITY,
+    ),
 ]
 Logits = Annotated[
     Size | None,
     _option("What indexer logits are chunked to. Default: 512MiB for vLLM.", "--logits-budget", panel=_CAPACITY),
 ]
-Swa = Annotated[float | None, _option("swa_full_tokens_ratio. Default: 0.1.", "--swa-ratio", panel=_SGLANG)]
+Swa = Annotated[
+    float | None,
+    _option("Window tokens per full token. Default: 0.1.", "--swa-ratio", "--swa-full-tokens-ratio", panel=_SGLANG),
+]
 State = Annotated[str | None, _option("Compressor state: fp32 (default) or bf16.", "--state", panel=_SGLANG)]
 C4 = Annotated[int | None, _option("c4 state rows per 128 window tokens.", "--c4-state-rows", panel=_SGLANG)]
 C128 = Annotated[

@@ -200,6 +200,7 @@ def to_json(account: Account) -> dict[str, Any]:
         "state_bytes": view.state_bytes,
         "engine_bytes": usage.total if usage else None,
         "baseline_engine_bytes": base.engine.total if base and base.engine else None,
+        "buffers": usage.buffers or None if usage else None,
         "measured_bytes": account.measured_bytes,
         "checked": account.checked if account.engine else None,
     }

@@ -43,11 +43,13 @@ class Usage:
     Attributes:
         layers: by layer.
         shared: bytes reserved that belong to no layer: the rest of a slab whose group does not fill it.
+        buffers: bytes of each allocation, by its name, where an engine makes one per kind of cache.
         terms: the arithmetic, a line each, with the numbers put in.
     """
 
     layers: tuple[LayerBytes, ...]
     shared: float = 0
+    buffers: dict[str, int] = field(default_factory=dict)
     terms: tuple[str, ...] = ()
 
     @property

@@ -224,6 +224,9 @@ def _summary(account: Account) -> list[str]:
         each = f" on each of {ranks} dcp ranks" if ranks > 1 else ""
         size = f"{three_digits(held)} ({held:,} B){each}"
         lines.append(f"a decoding request holds {size}, {100 * extra:+.1f} % over the ideal")
+        if view.engine.buffers:
+            sizes = ", ".join(f"{name} {size / 2**20:,.2f} MiB" for name, size in view.engine.buffers.items())
+            lines.append(f"buffers: {sizes}")
         if base is not None and base.engine is not None and view.engine.total:
             ratio = base.engine.total / view.engine.total
             lines.append(f"{base.shape.name} in the same engine: {three_digits(base.engine.total)}, {ratio:.1f}×")

@@ -6,7 +6,6 @@ of every token in place of the window, which outweighs the rest by far.
 
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil
 
 from dsv4_kernels.formats import HEAD_DIM, INDEX_DIM
 
@@ -63,7 +62,9 @@ class LlamaCpp:
     def usage(self, deployment: Deployment, context: int) -> Usage:
         """Buffers of one sequence of ``context`` tokens."""
         layers = tuple(self._layer_bytes(deployment, i, kind, context) for i, kind in enumerate(deployment.layers))
-        return Usage(layers, terms=self._terms(deployment, context))
+        buffers, kind = self._buffers(deployment, context), deployment.cache_type
+        sizes = {buffer.name: buffer.bytes(kind) for buffer in buffers}
+        return Usage(layers, buffers=sizes, terms=tuple(buffer.term(kind) for buffer in buffers))
 
     def capacity(self, deployment: Deployment, available: int, num_blocks: int | None = None) -> Capacity:
         """One sequence per server slot: how many buffers of max_model_len fit."""
@@ -72,7 +73,8 @@ class LlamaCpp:
         length = deployment.max_model_len
         if length < 1:
             raise UserError(f"--max-model-len must be at least 1, got {length}")
-        size = self.usage(deployment, length).total
+        usage = self.usage(deployment, length)
+        size = usage.total
         slots = available // size
         low, high = 0, deployment.shape.max_positions * 64
         while low < high:
@@ -84,7 +86,7 @@ class LlamaCpp:
             concurrency=float(slots),
             kv_cache_tokens=slots * length,
             largest_context=low,
-            terms=(*self._terms(deployment, length), f"slots = ⌊{available:,} / {size:,}⌋ = {slots:,}"),
+            terms=(*usage.terms, f"slots = ⌊{available:,} / {size:,}⌋ = {slots:,}"),
         )
 
     def is_checked(self, deployment: Deployment) -> bool:
@@ -102,10 +104,6 @@ class LlamaCpp:
             )
         return ("compressor state is not counted: llama.cpp's log does not size it",)
 
-    def raw_key_bytes(self, deployment: Deployment, context: int) -> int:
-        """Uncompressed keys of every token in every layer; 0 for llama.cpp."""
-        return int(len(deployment.layers) * context * self.entry_bytes(deployment).main) if self.raw_keys else 0
-
     def _layer_bytes(self, d: Deployment, index: int, kind: LayerKind, context: int) -> LayerBytes:
         entry = self.entry_bytes(d)
         used = layer_bytes(index, kind, context, entry, d.shape.sliding_window)
@@ -115,30 +113,42 @@ class LlamaCpp:
             reserved += (context if self.raw_keys else _window_cells(d, context)) * entry.main
         return LayerBytes(index, kind, used.main, used.indexer, used.window, padding=float(reserved) - used.total)
 
-    def _terms(self, d: Deployment, context: int) -> tuple[str, ...]:
-        kinds, each = d.layers, CACHE_TYPES[d.cache_type]
-        b, mib = f"{float(each):g}", 2**20
-
-        def line(label: str, count: int, cells: int, dim: int) -> str:
-            return f"{label}: {count}·{cells:,}·{dim}·{b} B = {float(count * cells * dim * each) / mib:,.2f} MiB"
-
+    def _buffers(self, d: Deployment, context: int) -> tuple["_Buffer", ...]:
+        kinds = d.layers
         if not d.shape.is_v4:
             cells = _cells(context, 1)
-            return (line("latent", len(kinds), cells, V32_LATENT), line("indexer", len(kinds), cells, INDEX_DIM))
+            return (_Buffer("latent", len(kinds), cells, V32_LATENT), _Buffer("indexer", len(kinds), cells, INDEX_DIM))
         n4, n128 = kinds.count(LayerKind.C4A), kinds.count(LayerKind.C128A)
+        near = ("raw K", context) if self.raw_keys else ("window", _window_cells(d, context))
         return (
-            line("CSA", n4, _cells(context, 4), HEAD_DIM),
-            line("HCA", n128, _cells(context, 128), HEAD_DIM),
-            line("indexer", n4, _cells(context, 4), INDEX_DIM),
-            line("raw K", len(kinds), context, HEAD_DIM)
-            if self.raw_keys
-            else line("window", len(kinds), _window_cells(d, context), HEAD_DIM),
+            _Buffer("CSA", n4, _cells(context, 4), HEAD_DIM),
+            _Buffer("HCA", n128, _cells(context, 128), HEAD_DIM),
+            _Buffer("indexer", n4, _cells(context, 4), INDEX_DIM),
+            _Buffer(near[0], len(kinds), near[1], HEAD_DIM),
         )
+
+
+@dataclass(frozen=True)
+class _Buffer:
+    """An allocation: elements = layers · cells · dim."""
+
+    name: str
+    layers: int
+    cells: int
+    dim: int
+
+    def bytes(self, cache_type: str) -> int:
+        return int(self.layers * self.cells * self.dim * CACHE_TYPES[cache_type])
+
+    def term(self, cache_type: str) -> str:
+        each = f"{float(CACHE_TYPES[cache_type]):g}"
+        mib = self.bytes(cache_type) / 2**20
+        return f"{self.name}: {self.layers}·{self.cells:,}·{self.dim}·{each} B = {mib:,.2f} MiB"
 
 
 def _cells(context: int, ratio: int) -> int:
     """Cells for a context: entries rounded up, padded to 256."""
-    return ceil(context / (ratio * CELL_PAD)) * CELL_PAD
+    return -(-context // (ratio * CELL_PAD)) * CELL_PAD
 
 
 def _window_cells(d: Deployment, context: int) -> int:

@@ -148,7 +148,8 @@ def test_sglang_and_llama_cpp_answer_in_their_own_terms() -> None:
     assert round(sglang["engine_bytes_per_token"], 2) == 7033.45
     assert sglang["pools"] == {"full": 6_859_008, "swa": 685_824, "c4": 1_714_752, "c128": 53_586}
     llama = load("--engine", "llama.cpp", "--model", "v4-flash", "--ctx", "128K", "--cache-type", "f16")
-    assert sum(layer["main"] for layer in llama["layers"] if layer["kind"] == "c4a") == 672 * 2**20
+    assert llama["buffers"]["CSA"] == 672 * 2**20
+    assert llama["engine_bytes"] == sum(llama["buffers"].values())
 
 
 def test_a_config_json_is_a_model() -> None:

@@ -8,13 +8,10 @@ import yaml
 
 from dsv4bench.memory.deployment import Deployment
 from dsv4bench.memory.engines import engine_named
-from dsv4bench.memory.engines.llamacpp import ik_llama_cpp
 from dsv4bench.memory.engines.vllm import Vllm
 from dsv4bench.memory.ideal import entry_bytes, ideal_usage
-from dsv4bench.memory.usage import LayerBytes
 from dsv4bench.memory.workspaces import indexer_logits_bytes
 from dsv4bench.model.config import load_shape
-from dsv4bench.model.shape import LayerKind
 
 CASES = {
     case["id"]: case for case in yaml.safe_load((Path(__file__).parents[2] / "data" / "kv_memory.yaml").read_text())
@@ -131,21 +128,16 @@ def bytes_per_full_token(case: dict[str, Any], expect: dict[str, float]) -> None
 
 @check("llamacpp-flash-128k")
 def llama_buffers(case: dict[str, Any], expect: dict[str, float]) -> None:
-    layers = engine_named("llama.cpp").usage(deployment(case), case["context"]).layers
-
-    def mib(kind: LayerKind, part: str) -> float:
-        return float(sum(getattr(layer, part) for layer in layers if layer.kind is kind)) / 2**20
-
-    assert mib(LayerKind.C4A, "main") == expect["csa_mib"]
-    assert mib(LayerKind.C128A, "main") == expect["hca_mib"]
-    assert mib(LayerKind.C4A, "indexer") == expect["indexer_mib"]
+    buffers = engine_named("llama.cpp").usage(deployment(case), case["context"]).buffers
+    for name, key in (("CSA", "csa_mib"), ("HCA", "hca_mib"), ("indexer", "indexer_mib")):
+        assert buffers[name] / 2**20 == expect[key]
 
 
 @check("ik-raw-k")
 def raw_keys(case: dict[str, Any], expect: dict[str, dict[int, float]]) -> None:
     plan = Deployment(shape=load_shape(case["model"]), cache_type="q8_0")
     for context, mib in expect["raw_k_mib"].items():
-        assert ik_llama_cpp("").raw_key_bytes(plan, context) / 2**20 == mib
+        assert engine_named("ik_llama.cpp").usage(plan, context).buffers["raw K"] / 2**20 == mib
 
 
 @check("v32-fp8-b200")
@@ -192,6 +184,6 @@ def test_the_configuration_of_a_case_counts_as_checked(name: str) -> None:
 
 
 def test_the_window_of_llama_cpp_has_768_cells_as_logged() -> None:
-    layers: tuple[LayerBytes, ...] = engine_named("llama.cpp").usage(deployment({"model": "v4-flash"}), 131072).layers
-    window = sum(layer.window + layer.padding for layer in layers)
-    assert window / 2**20 == 32.25  # llama.cpp#25468
+    usage = engine_named("llama.cpp").usage(deployment({"model": "v4-flash"}), 131072)
+    assert usage.buffers["window"] / 2**20 == 32.25  # llama.cpp#25468
+    assert sum(usage.buffers.values()) == usage.total
