@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from dsv4bench.bench.check import check_replay, check_run, share_of_tolerance, worse
+from dsv4bench.bench.check import check_replay, check_values, share_of_tolerance, worse
 from dsv4bench.bench.compilation import CompileLog
 from dsv4bench.bench.energy import cuda_checkpoint, energy_per_call
 from dsv4bench.bench.failure import UnsupportedError, status_of
@@ -70,7 +70,7 @@ class Comparison:
         self._spending, self._report, self._await_turn = spending, report, await_turn
 
     def measure(self, cases: Sequence[Case], layer: Layer | Model) -> Iterator[Measured]:
-        """Measure cases that share a ``pair_id``: each yields one row, whatever happens to it.
+        """Measure cases that share a ``round_id``: each yields one row, whatever happens to it.
 
         Raises:
             PoisonedError: after the row of the case that broke the device; the others have to be measured elsewhere.
@@ -124,16 +124,13 @@ class Comparison:
         if reason := timer_of(side.contract).unavailable():
             raise UnsupportedError(f"timer {side.contract.timer} is not available here: {reason}")
         with self._spending.on("compile and first run"):
-            seed = seed_of(timing.seed, case.pair_id, "before")
-            calls = side.calls(side.inputs(seed))
-            for call in calls.values():
-                call()
+            values = side.inputs(seed_of(timing.seed, case.pair_id, "before"))
         if self._settings.check:
             with self._spending.on("checks"):
-                contender.accuracy = check_run(side, seed)
+                contender.accuracy = check_values(side, values)
         if self._settings.device.type == "cuda":
             with self._spending.on("launch counts"):
-                contender.launches = count_all(calls)
+                contender.launches = count_all(side.calls(values))
 
     def _rounds(self, contenders: Sequence[Contender]) -> list[Kept[Window]]:
         if not contenders:
@@ -145,7 +142,7 @@ class Comparison:
             self._take_turn,
             lambda window: window.spoiled_by,
             base_seed=timing.seed,
-            pair_id=contenders[0].case.pair_id,
+            pair_id=contenders[0].case.round_id,
             first=self._settings.first_round,
         )
 
@@ -192,7 +189,7 @@ class Comparison:
         if settings.check:
             with self._spending.on("checks"):
                 seed = seed_of(settings.timing.seed, contender.case.pair_id, "after")
-                contender.accuracy = worse(contender.accuracy, check_run(side, seed))
+                contender.accuracy = worse(contender.accuracy, check_values(side, side.inputs(seed)))
                 if side.contract.graph:
                     contender.accuracy = worse(contender.accuracy, check_replay(side, seed))
         windows = kept.results

@@ -30,10 +30,10 @@ def _shared(case: Case) -> tuple[object, ...]:
 
 
 def comparisons(cases: Sequence[Case]) -> list[list[Case]]:
-    """Cases by ``pair_id``: the sides that a round interleaves."""
+    """Cases by ``round_id``: the sides that a round interleaves, providers and stream schedules of the same step."""
     pairs: dict[str, list[Case]] = {}
     for case in cases:
-        pairs.setdefault(case.pair_id, []).append(case)
+        pairs.setdefault(case.round_id, []).append(case)
     return list(pairs.values())
 
 

@@ -29,7 +29,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Measure:
-    """Measure cases that share a ``pair_id``; ``group`` are all the cases whose tensors should fit at once.
+    """Measure cases that share a ``round_id``; ``group`` are all the cases whose tensors should fit at once.
 
     With ``in_turns`` every round waits for ``Go``, so that sides in several processes can be interleaved.
     """

@@ -13,6 +13,7 @@ from pathlib import Path
 from dsv4bench.bench.device import Device
 from dsv4bench.bench.environment import describe_environment
 from dsv4bench.bench.execute import Event, Executor
+from dsv4bench.bench.exposure import with_exposure
 from dsv4bench.bench.footprint import memory_of
 from dsv4bench.bench.messages import Done, Found, Measured
 from dsv4bench.bench.roofline import with_floors
@@ -171,7 +172,7 @@ def complete_row(row: Row, case: Case, settings: Settings, manifest: Manifest, r
     """What the parent knows: memory, floors, whether the rates are possible, and how to run it again."""
     words = (*repro, "--only", case.case_id) if repro else ()
     row = row.model_copy(update={"memory": memory_of(case), "repro": shlex.join(words)})
-    row = with_floors(row, case, settings, manifest.ceilings)
+    row = with_exposure(with_floors(row, case, settings, manifest.ceilings), case)
     if row.status is not Status.OK:
         return row
     floor = manifest.timer_floor.get(row.contract.timer)

@@ -175,7 +175,15 @@ class Case:
     @property
     def pair_id(self) -> str:
         """The same without the provider: the sides of a comparison share it."""
-        return _digest({key: value for key, value in self._identity().items() if key != "provider"})
+        return self._identity_without("provider")
+
+    @property
+    def round_id(self) -> str:
+        """The same without provider and streams: cases that share it take turns in the same rounds, on equal inputs."""
+        return self._identity_without("provider", "streams")
+
+    def _identity_without(self, *names: str) -> str:
+        return _digest({key: value for key, value in self._identity().items() if key not in names})
 
     def _identity(self) -> dict[str, Any]:
         """What ids are digests of: the shape by its numbers, not by its name or path."""

@@ -3,6 +3,7 @@
 import pytest
 
 from dsv4bench.bench.device import Device
+from dsv4bench.bench.execute import comparisons
 from dsv4bench.bench.failure import UnsupportedError
 from dsv4bench.bench.settings import Settings
 from dsv4bench.bench.side import make_side
@@ -41,3 +42,18 @@ def test_streams_on_a_cpu_are_unsupported_with_a_reason():
 def test_streams_of_single_stages_are_unsupported_with_a_reason():
     with pytest.raises(UnsupportedError, match="schedule multi is of whole layers"):
         side(kind="stage", stages="topk", schedule={"streams": "multi"})
+
+
+def test_schedules_of_a_step_share_their_rounds_and_contracts_keep_them_apart():
+    scenario = Scenario.model_validate(
+        {
+            "name": "t", "model": "v4-flash", "layers": ["c4a", "c128a"], "workload": {"context": "8K"},
+            "providers": ["eager", "reference"], "schedule": {"streams": ["serial", "multi"]},
+        }
+    )  # fmt: skip
+    found = comparisons(expand(scenario))
+    assert [len(sides) for sides in found] == [4, 4]
+    assert len({case.kind for case in found[0]}) == 1
+    assert len({case.pair_id for case in found[0]}) == 2
+    settings = Settings(scenario.timing, CUDA)
+    assert len({settings.contract(case).contract_id for case in found[0]}) == 2
