@@ -12,6 +12,7 @@ from dsv4bench.memory.deployment import Deployment
 from dsv4bench.memory.engines import engine_named
 from dsv4bench.memory.engines.sglang import Sglang
 from dsv4bench.memory.engines.vllm import Vllm
+from dsv4bench.memory.layout import GENERATIONS
 from dsv4bench.memory.serverlog import ServerLog
 from dsv4bench.model.shape import ModelShape
 
@@ -93,9 +94,8 @@ def _vllm(log: ServerLog, shape: ModelShape) -> Comparison:
         indexer="fp4" if log.fp4 else "fp8",
         mtp=log.integer("drafts") or 0,
     )
-    tried = list(_vllm_candidates(log, base))
-    best = min(tried, key=lambda candidate: sum(abs(finding.difference) for finding in candidate[2]))
-    engine, plan, findings, inferred = best
+    version = log.found.get("version")
+    engine, plan, findings, inferred = _best(log, base, [version] if version else list(GENERATIONS[::-1]))
     title = f"{engine.title}, {shape.name}, {plan.layout}, indexer {plan.indexer}, max_model_len {length:,}"
     lines = [f"inferred: {text}" for text in inferred]
     lines.append(f"tokens in flight: {engine.in_flight(plan):,}")
@@ -103,26 +103,39 @@ def _vllm(log: ServerLog, shape: ModelShape) -> Comparison:
         lines.append(f"the log prints {log.found['available_gib']} GiB: its rounding is the predicted range")
     if tokens is not None:
         lines.append("'GPU KV cache size' is derived, concurrency × max_model_len, and moves with both")
+    if version and not all(finding.agrees for finding in findings):
+        other, _, others, _ = _best(log, base, [name for name in GENERATIONS if name != engine.generation])
+        if all(finding.agrees for finding in others):
+            lines.append(f"the figures are those of the {other.generation} generation, not of vLLM {version}")
     lines += _explain(findings, "another block layout, or memory that the log's inputs do not show")
     return Comparison(title, findings, tuple(lines))
 
 
-def _vllm_candidates(
-    log: ServerLog, base: Deployment
-) -> Iterator[tuple[Vllm, Deployment, tuple[Finding, ...], tuple[str, ...]]]:
-    version, batched = log.found.get("version"), log.integer("batched_tokens")
-    versions = [version] if version else ["packed", "bucketed", "tuple"]
+_Candidate = tuple[Vllm, Deployment, tuple[Finding, ...], tuple[str, ...]]
+
+
+def _best(log: ServerLog, base: Deployment, versions: list[str]) -> _Candidate:
+    """The first of the configurations that come nearest to the reported figures."""
+    tried = _vllm_candidates(log, base, versions)
+    return min(tried, key=lambda candidate: sum(abs(finding.difference) for finding in candidate[2]))
+
+
+def _vllm_candidates(log: ServerLog, base: Deployment, versions: list[str]) -> Iterator[_Candidate]:
+    batched = log.integer("batched_tokens")
     steps = [batched] if batched else list(STEP_TOKENS)
     scheduling = [True] if log.async_scheduling else [False, True]
-    for name, step, async_scheduling in product(versions, steps, scheduling):
+    drafts = [base.mtp] if "drafts" in log.found or not base.shape.mtp_layers else [0, 1]
+    for name, mtp, step, async_scheduling in product(versions, drafts, steps, scheduling):
         engine = engine_named(f"vllm@{name}")
         assert isinstance(engine, Vllm)
-        plan = replace(base, max_num_batched_tokens=step, async_scheduling=async_scheduling)
-        inferred = [] if version else [f"vLLM generation {engine.generation}: the log names no version"]
+        plan = replace(base, mtp=mtp, max_num_batched_tokens=step, async_scheduling=async_scheduling)
+        inferred = [] if "version" in log.found else [f"vLLM generation {engine.generation}: the log names no version"]
         if not batched:
             inferred.append(f"max_num_batched_tokens {step:,}: the log does not say")
         if async_scheduling and not log.async_scheduling and engine.generation == "packed":
             inferred.append("async scheduling: the log does not say")
+        if mtp and "drafts" not in log.found:
+            inferred.append("an MTP layer: the log does not say")
         yield engine, plan, _vllm_findings(log, engine, plan), tuple(inferred)
 
 

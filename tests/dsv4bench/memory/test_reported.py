@@ -57,6 +57,23 @@ def test_a_figure_that_no_configuration_gives_is_reported_as_not_explained(tmp_p
     assert comparison.lines[-1].startswith("not explained: KV cache tokens +")
 
 
+def test_figures_of_another_generation_are_recognised(tmp_path: Path) -> None:
+    text = (LOGS / "vllm_0.26_flash_h20_mtp.log").read_text().replace("v0.26.0", "v0.27.0")
+    path = tmp_path / "server.log"
+    path.write_text(text)
+    lines = compare_log(read_log(path)).lines
+    assert "the figures are those of the bucketed generation, not of vLLM 0.27.0" in lines
+
+
+def test_an_mtp_layer_that_the_log_does_not_name_is_inferred(tmp_path: Path) -> None:
+    text = (LOGS / "vllm_0.26_flash_h20_mtp.log").read_text().replace("num_spec_tokens=1", "")
+    path = tmp_path / "server.log"
+    path.write_text(text.replace("INFO", "max_num_batched_tokens=8192 INFO", 1))
+    comparison = compare_log(read_log(path))
+    assert "inferred: an MTP layer: the log does not say" in comparison.lines
+    assert all(finding.agrees for finding in comparison.findings)
+
+
 def test_a_number_of_blocks_stands_in_for_the_memory(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     path.write_text(
