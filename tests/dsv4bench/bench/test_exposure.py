@@ -16,7 +16,7 @@ CASES = expand(
             "workload": {"context": "8K"},
             "schedule": {"streams": ["serial", "multi"]},
         }
-    )  # fmt: skip
+    )
 )
 
 
