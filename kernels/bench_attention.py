@@ -24,8 +24,8 @@ from dsv4_kernels.formats import FORMATS
 from dsv4_kernels.reference import attention as reference_attention
 from dsv4_kernels.reference import indexer as reference_indexer
 from dsv4_kernels.triton import indexer_logits as logits_module
+from dsv4_kernels.triton import topk as topk_module
 from dsv4_kernels.triton.sparse_attention import sparse_attention
-from dsv4_kernels.triton.topk import topk
 
 DEVICE = "cuda"
 LAUNCHES, REPLAYS = 10, 20
@@ -206,8 +206,8 @@ def check_topk() -> Iterator[tuple[str, bool]]:
                 lens[1], lens[2] = 0, min(k + 1, width)
             for row, length in enumerate(lens.tolist()):
                 logits[row, length:] = float("nan")
-            chosen = topk(logits=logits, candidate_lens=lens, k=k)
-            same = torch.equal(chosen, topk(logits=logits, candidate_lens=lens, k=k))
+            chosen = topk_module.topk(logits=logits, candidate_lens=lens, k=k)
+            same = torch.equal(chosen, topk_module.topk(logits=logits, candidate_lens=lens, k=k))
             wrong = topk_wrong(logits, lens, k, chosen)
             yield f"topk {rows}x{width} k={k} {kind}: {wrong} wrong, repeat {same}", wrong == 0 and same
 
@@ -293,23 +293,29 @@ def measure(cell: Cell, tune: bool) -> tuple[str, dict[str, float]]:
         listed = arguments["compressed_indices"]
         tiles = 2 + (0 if listed is None else -(-listed.shape[1] // 64))
         blocks = cell.batch * cell.heads // 64
-        tried = {132 // blocks, 66 // blocks, 44 // blocks, 1, 2, tiles}
+        tried = {132 // blocks, 66 // blocks, 44 // blocks, 33 // blocks, 2, 5, tiles}
         for splits in sorted(s for s in tried if 1 <= s <= tiles) if tune else ():
-            if blocks * splits <= 280:
+            if blocks * splits <= 140:
                 times[f"splits={splits}"] = graph_us(lambda s=splits: sparse_attention(**arguments, splits=s))
         return note, times
     if cell.op == "indexer_logits":
         arguments = logits_arguments(cell.batch, cell.context)
         times = {"shipped": graph_us(lambda: logits_module.indexer_logits(**arguments))}
-        for programs, stages in ((3, 3), (3, 4), (2, 4), (2, 5), (2, 3)) if tune else ():
+        for programs, stages in ((4, 2), (5, 2)) if tune else ():
             saved = logits_module._PROGRAMS_PER_PROCESSOR, logits_module._STAGES
             logits_module._PROGRAMS_PER_PROCESSOR, logits_module._STAGES = programs, stages
             times[f"{programs},{stages}"] = graph_us(lambda: logits_module.indexer_logits(**arguments))
             logits_module._PROGRAMS_PER_PROCESSOR, logits_module._STAGES = saved
         return "", times
     arguments = topk_arguments(cell.batch, cell.context, int(cell.variant[1:]))
-    wrong = topk_wrong(arguments["logits"], arguments["candidate_lens"], arguments["k"], topk(**arguments))
-    return f"{wrong} wrong", {"shipped": graph_us(lambda: topk(**arguments))}
+    wrong = topk_wrong(arguments["logits"], arguments["candidate_lens"], arguments["k"], topk_module.topk(**arguments))
+    times = {"shipped": graph_us(lambda: topk_module.topk(**arguments))}
+    for programs in (256, 512) if tune and cell.context > 65536 else ():
+        saved = topk_module._PROGRAMS
+        topk_module._PROGRAMS = programs
+        times[f"programs={programs}"] = graph_us(lambda: topk_module.topk(**arguments))
+        topk_module._PROGRAMS = saved
+    return f"{wrong} wrong", times
 
 
 def check(only: str) -> bool:

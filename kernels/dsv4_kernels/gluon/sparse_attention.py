@@ -27,7 +27,7 @@ TILE = tl.constexpr(64)
 PRODUCER_WARPS = 4
 MAX_REGISTERS = 168
 """Registers per thread at launch, for three warpgroups."""
-CONSUMER_REGISTERS = tl.constexpr(200)
+CONSUMER_REGISTERS = tl.constexpr(192)
 _HALF = tl.constexpr(256)
 _RECORD = tl.constexpr(576)
 _LARGEST_SCALE = tl.constexpr(127 + 7)
@@ -85,48 +85,53 @@ def _place(slots, windowed, window_stride, compressed_stride, W_ENTRIES: gl.cons
 
 
 @gluon.jit
-def _describe(tile, slots, byte_slots, lists, caches, records, factors, FACTORS: gl.constexpr,
-              W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr):  # fmt: skip
-    """Write a tile's record offsets (in 16 bytes; -1 = none) and dequantisation factors [64, 8] to shared memory.
+def _locate(tile, slots, lists, caches, records, W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr, UNIT: gl.constexpr):
+    """Write the record offsets of a tile (in UNIT bytes; -1 = none) to shared memory."""
+    windowed = tile < lists[0]
+    page, entry = _place(slots, windowed, caches[1], caches[3], W_ENTRIES, C_ENTRIES)
+    records.store(gl.where(slots >= 0, ((page + entry * _RECORD) // UNIT).to(gl.int32), -1))
 
-    ``slots`` and ``byte_slots`` are the same numbers in the layouts of the two.
-    """
-    window_pages, window_stride, compressed_pages, compressed_stride = caches
-    window_tiles, window_indices, window_len, compressed_indices, compressed_len = lists
-    windowed = tile < window_tiles
-    page, entry = _place(slots, windowed, window_stride, compressed_stride, W_ENTRIES, C_ENTRIES)
-    offset = ((page + entry * _RECORD) // 16).to(gl.int32)
-    records.store(gl.where(slots >= 0, offset, -1))
-    page, entry = _place(byte_slots, windowed, window_stride, compressed_stride, W_ENTRIES, C_ENTRIES)
+
+@gluon.jit
+def _load_scales(tile, slots, lists, caches, FACTORS: gl.constexpr, W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr):
+    """The scale bytes [64, 8] of a tile."""
+    windowed = tile < lists[0]
+    page, entry = _place(slots, windowed, caches[1], caches[3], W_ENTRIES, C_ENTRIES)
     scales = page + gl.where(windowed, W_ENTRIES, C_ENTRIES) * _RECORD + entry * 8
-    base = gl.where(windowed, window_pages, compressed_pages)
     block = gl.arange(0, 8, layout=gl.SliceLayout(0, FACTORS))
-    pointers = base + gl.expand_dims(scales, 1) + gl.expand_dims(block, 0)
-    exponents = gl.load(pointers, mask=gl.expand_dims(byte_slots >= 0, 1), other=127).to(gl.int32)
-    # 2^(byte - 127) as fp16: normal from byte 113 on, subnormal from 103 on
+    pointers = gl.where(windowed, caches[0], caches[2]) + gl.expand_dims(scales, 1) + gl.expand_dims(block, 0)
+    return gl.load(pointers, mask=gl.expand_dims(slots >= 0, 1), other=127)
+
+
+@gluon.jit
+def _store_factors(scale_bytes, factors):
+    """Write 2^(byte - 127) as fp16, twice a word: normal from byte 113 on, subnormal from 103 on."""
+    exponents = scale_bytes.to(gl.int32)
     normal = (gl.minimum(exponents, _LARGEST_SCALE) - 112) << 10
     small = gl.where(exponents >= 103, 1 << gl.maximum(exponents - 103, 0), 0)
     factors.store(gl.where(exponents >= 113, normal, small) * 0x00010001)
 
 
 @gluon.jit
-def _load_blocks(base, records, FIRST: gl.constexpr, BLOCKS: gl.constexpr, LAYOUT: gl.constexpr):
+def _load_blocks(
+    base, records, FIRST: gl.constexpr, BLOCKS: gl.constexpr, LAYOUT: gl.constexpr, UNIT: gl.constexpr
+):  # fmt: skip
     """Words [64, BLOCKS, 16] of 64-byte blocks FIRST.. of a tile's records."""
     offset = records.load(gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
     block = FIRST + gl.arange(0, BLOCKS, layout=gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
     word = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))
-    record = (base + offset.to(gl.int64) * 16).to(gl.pointer_type(gl.int32))
+    record = (base + offset.to(gl.int64) * UNIT).to(gl.pointer_type(gl.int32))
     within = gl.expand_dims(gl.expand_dims(block * 16, 0), 2) + gl.expand_dims(gl.expand_dims(word, 0), 1)
     pointers = gl.expand_dims(gl.expand_dims(record, 1), 2) + within
     return gl.load(pointers, mask=gl.expand_dims(gl.expand_dims(offset >= 0, 1), 2), other=0)
 
 
 @gluon.jit
-def _load_rope(base, records, LAYOUT: gl.constexpr):
+def _load_rope(base, records, LAYOUT: gl.constexpr, UNIT: gl.constexpr):
     """Words [64, 32] of a tile's 64 bf16 rope values."""
     offset = records.load(gl.SliceLayout(1, LAYOUT))
     word = 112 + gl.arange(0, 32, layout=gl.SliceLayout(0, LAYOUT))
-    record = (base + offset.to(gl.int64) * 16).to(gl.pointer_type(gl.int32))
+    record = (base + offset.to(gl.int64) * UNIT).to(gl.pointer_type(gl.int32))
     pointers = gl.expand_dims(record, 1) + gl.expand_dims(word, 0)
     return gl.load(pointers, mask=gl.expand_dims(offset >= 0, 1), other=0)
 
@@ -144,7 +149,7 @@ def _store_blocks(words, factors, target, FIRST: gl.constexpr, BLOCKS: gl.conste
 
 @gluon.jit
 def _produce(start, end, lists, caches, words, records, factors, full, empty,
-             W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr):  # fmt: skip
+             W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr, UNIT: gl.constexpr):  # fmt: skip
     """Fetch, dequantise and publish tiles start..end - 1."""
     FOUR: gl.constexpr = gl.BlockedLayout([1, 1, 4], [8, 1, 4], [1, 4, 1], [2, 1, 0])
     TWO: gl.constexpr = gl.BlockedLayout([1, 1, 4], [8, 1, 4], [2, 2, 1], [2, 1, 0])
@@ -154,40 +159,51 @@ def _produce(start, end, lists, caches, words, records, factors, full, empty,
     FACTORS: gl.constexpr = gl.BlockedLayout([1, 8], [32, 1], [4, 1], [1, 0])
     row = gl.arange(0, TILE, layout=EACH)
     byte_row = gl.arange(0, TILE, layout=gl.SliceLayout(1, FACTORS))
-    window_pages, window_stride, compressed_pages, compressed_stride = caches
-    window_tiles, window_indices, window_len, compressed_indices, compressed_len = lists
+    # tile start: rows are on their way before anything else is asked for
     slots = _slots(start, row, *lists)
     byte_slots = _slots(start, byte_row, *lists)
-    _describe(
-        start, slots, byte_slots, lists, caches, records.index(0), factors.index(0), FACTORS, W_ENTRIES, C_ENTRIES
-    )
-    slots = _slots(start + 1, row, *lists)
-    byte_slots = _slots(start + 1, byte_row, *lists)
+    next_slots = _slots(start + 1, row, *lists)
+    next_byte_slots = _slots(start + 1, byte_row, *lists)
+    _locate(start, slots, lists, caches, records.index(0), W_ENTRIES, C_ENTRIES, UNIT)
+    base = gl.where(start < lists[0], caches[0], caches[2])
+    four = _load_blocks(base, records.index(0), 0, 4, FOUR, UNIT)
+    two = _load_blocks(base, records.index(0), 4, 2, TWO, UNIT)
+    one = _load_blocks(base, records.index(0), 6, 1, ONE, UNIT)
+    rope = _load_rope(base, records.index(0), ROPE, UNIT)
+    scales = _load_scales(start, byte_slots, lists, caches, FACTORS, W_ENTRIES, C_ENTRIES)
+    next_scales = _load_scales(start + 1, next_byte_slots, lists, caches, FACTORS, W_ENTRIES, C_ENTRIES)
+    slots = _slots(start + 2, row, *lists)
+    byte_slots = _slots(start + 2, byte_row, *lists)
+    _locate(start + 1, next_slots, lists, caches, records.index(1), W_ENTRIES, C_ENTRIES, UNIT)
+    _store_factors(scales, factors.index(0))
+    _store_factors(next_scales, factors.index(1))
+    scales = _load_scales(start + 2, byte_slots, lists, caches, FACTORS, W_ENTRIES, C_ENTRIES)
+    byte_slots = _slots(start + 3, byte_row, *lists)
     for tile in range(start, end):
         stage = (tile - start) % 2
-        base = gl.where(tile < window_tiles, window_pages, compressed_pages)
-        described = records.index(stage)
         scaled = factors.index(stage)
-        four = _load_blocks(base, described, 0, 4, FOUR)
-        two = _load_blocks(base, described, 4, 2, TWO)
-        one = _load_blocks(base, described, 6, 1, ONE)
-        rope = _load_rope(base, described, ROPE)
-        # the tile after: its scales travel while this one is dequantised
-        _describe(
-            tile + 1, slots, byte_slots, lists, caches, records.index(1 - stage), factors.index(1 - stage), FACTORS,
-            W_ENTRIES, C_ENTRIES,
-        )  # fmt: skip
-        slots = _slots(tile + 2, row, *lists)
-        byte_slots = _slots(tile + 2, byte_row, *lists)
+        following = records.index(1 - stage)
         target = words.index(stage)
+        base = gl.where(tile + 1 < lists[0], caches[0], caches[2])
         mbarrier.wait(empty.index(stage), ((tile - start) // 2 & 1) ^ 1)
+        # as soon as a part of a tile is stored, the same part of the next one is fetched into its registers
         _store_blocks(four, scaled, target.slice(0, 128, dim=1), 0, 4, FOUR)
+        four = _load_blocks(base, following, 0, 4, FOUR, UNIT)
         _store_blocks(two, scaled, target.slice(128, 64, dim=1), 4, 2, TWO)
         _store_blocks(one, scaled, target.slice(192, 32, dim=1), 6, 1, ONE)
         rope = gl.inline_asm_elementwise(_CONVERT_ROPE, "=r,r", [rope], dtype=gl.int32, is_pure=True, pack=1)
         target.slice(224, 32, dim=1).store(rope)
         fence_async_shared()
         mbarrier.arrive(full.index(stage), count=1)
+        two = _load_blocks(base, following, 4, 2, TWO, UNIT)
+        one = _load_blocks(base, following, 6, 1, ONE, UNIT)
+        rope = _load_rope(base, following, ROPE, UNIT)
+        # two tiles ahead: where its records lie and what they are scaled by; three ahead: its scales
+        _locate(tile + 2, slots, lists, caches, records.index(stage), W_ENTRIES, C_ENTRIES, UNIT)
+        _store_factors(scales, factors.index(stage))
+        slots = _slots(tile + 3, row, *lists)
+        scales = _load_scales(tile + 3, byte_slots, lists, caches, FACTORS, W_ENTRIES, C_ENTRIES)
+        byte_slots = _slots(tile + 4, byte_row, *lists)
 
 
 @gluon.jit
@@ -383,9 +399,13 @@ def sparse_attention_kernel(
     compressed_pages, compressed_stride, compressed_indices, compressed_indices_stride, compressed_lens,
     sink, softmax_scale, out, lse, partial, partial_lse, num_heads, num_splits,
     HAS_WINDOW: gl.constexpr, HAS_COMPRESSED: gl.constexpr, HAS_SINK: gl.constexpr, SPLIT: gl.constexpr,
-    W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr, PDL: gl.constexpr,
+    W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr, UNIT: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Attend 64 heads of one token over one split of its entries."""
+    """Attend 64 heads of one token over one split of its entries.
+
+    Pages must start at multiples of 16 bytes. ``UNIT`` divides both page strides and, times 2^31, exceeds the extent of
+    either cache.
+    """
     HALVES: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     WORDS: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -444,7 +464,7 @@ def sparse_attention_kernel(
     gl.warp_specialize(
         [
             (_produce, (
-                start, end, lists, caches, words, records, factors, full, empty, W_ENTRIES, C_ENTRIES,
+                start, end, lists, caches, words, records, factors, full, empty, W_ENTRIES, C_ENTRIES, UNIT,
             )),
             (_consume_even, (
                 start, end, zero, lists, scale, q, q_head_stride, queries, keys, weights, tops, totals, queried, full, empty,

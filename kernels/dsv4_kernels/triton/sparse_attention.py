@@ -182,67 +182,53 @@ def _sparse_attention_kernel(
         tl.store(place + column[None, :], values, mask=mine)
 
 
-@triton.jit(do_not_specialize=["rows", "num_heads", "num_splits"])
+@triton.jit(do_not_specialize=["num_heads", "num_splits"])
 def _combine_kernel(
-    partial, partial_lse, sink, out, lse, rows, num_heads, num_splits,
-    HAS_SINK: tl.constexpr, SPLITS: tl.constexpr, ROUNDS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
-    PDL: tl.constexpr,
+    partial, partial_lse, sink, out, lse, num_heads, num_splits,
+    HAS_SINK: tl.constexpr, SPLITS: tl.constexpr, ROUNDS: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Join the shares of ROWS (token, head) rows, WIDTH output dims a program, SPLITS shares at a time."""
+    """Join the shares of one (token, head), WIDTH output dims a program, SPLITS shares at a time."""
     begin(PDL)
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    mine = row < rows
-    head = row % num_heads
-    first = row // num_heads * num_splits * num_heads + head
+    token = (tl.program_id(0) // num_heads).to(tl.int64)
+    head = tl.program_id(0) % num_heads
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     every = tl.arange(0, ROUNDS * SPLITS)
-    shares = tl.load(
-        partial_lse + first[None, :] + every[:, None] * num_heads,
-        mask=(every < num_splits)[:, None] & mine[None, :], other=float("-inf"),
-    )  # fmt: skip
+    rows = (token * num_splits + every) * num_heads + head
+    shares = tl.load(partial_lse + rows, mask=every < num_splits, other=float("-inf"))
     top = tl.max(shares, axis=0)
     seen = top > float("-inf")
     shift = tl.where(seen, top, 0.0)
-    total = tl.sum(tl.exp2((shares - shift[None, :]) * _LOG2E), axis=0)
+    total = tl.sum(tl.exp2((shares - shift) * _LOG2E), axis=0)
     natural = tl.where(seen, shift + tl.log2(tl.where(seen, total, 1.0)) * _LN2, float("-inf"))
     norm = tl.where(seen, 1.0 / tl.where(seen, total, 1.0), 0.0)
     if HAS_SINK:
-        logit = tl.load(sink + head, mask=mine, other=0.0)
-        norm = norm / (1.0 + tl.exp2((logit - tl.where(seen, natural, 0.0)) * _LOG2E))
-    acc = tl.zeros([ROWS, WIDTH], tl.float32)
+        norm = norm / (1.0 + tl.exp2((tl.load(sink + head) - tl.where(seen, natural, 0.0)) * _LOG2E))
+    acc = tl.zeros([WIDTH], tl.float32)
     for step in tl.static_range(ROUNDS):
         some = step * SPLITS + tl.arange(0, SPLITS)
-        mask = (some < num_splits)[:, None] & mine[None, :]
-        place = first[None, :] + some[:, None] * num_heads
-        share = tl.load(partial_lse + place, mask=mask, other=float("-inf"))
+        row = (token * num_splits + some) * num_heads + head
+        share = tl.load(partial_lse + row, mask=some < num_splits, other=float("-inf"))
         values = tl.load(
-            partial + place[:, :, None] * _VALUE + column[None, None, :], mask=mask[:, :, None], other=0.0
+            partial + row[:, None] * _VALUE + column[None, :], mask=(some < num_splits)[:, None], other=0.0
         ).to(tl.float32)
-        acc += tl.sum(values * tl.exp2((share - shift[None, :]) * _LOG2E)[:, :, None], axis=0)
-    values = (acc * norm[:, None]).to(out.dtype.element_ty)
-    tl.store(out + row[:, None] * _VALUE + column[None, :], values, mask=mine[:, None])
+        acc += tl.sum(values * tl.exp2((share - shift) * _LOG2E)[:, None], axis=0)
+    place = token * num_heads + head
+    tl.store(out + place * _VALUE + column, (acc * norm).to(out.dtype.element_ty))
     if tl.program_id(1) == 0:
-        tl.store(lse + row, natural, mask=mine)
+        tl.store(lse + place, natural)
 
 
 def _combine(
     partial: torch.Tensor, partial_lse: torch.Tensor, sink: torch.Tensor | None, out: torch.Tensor, lse: torch.Tensor
 ) -> None:
-    """Launch the joining of partial outputs [T, splits, H, 512]: about 8,192 values a program, enough programs."""
+    """Launch the joining of partial outputs [T, splits, H, 512]: about 4,096 values a program."""
     tokens, splits, heads, width = partial.shape
-    rows = tokens * heads
     at_once = min(32, triton.next_power_of_2(splits))
-    together = max(1, 8192 // at_once // width)
-    width = min(width, 8192 // at_once)
-    while together > 1 and rows // together < 2 * _processors(out.device):
-        together //= 2
-    while width > 128 and rows * (512 // width) < _processors(out.device):
-        width //= 2
-    grid = (triton.cdiv(rows, together), 512 // width)
-    _combine_kernel[grid](
-        partial, partial_lse, lse if sink is None else sink, out, lse, rows, heads, splits, HAS_SINK=sink is not None,
-        SPLITS=at_once, ROUNDS=triton.next_power_of_2(triton.cdiv(splits, at_once)), ROWS=together, WIDTH=width,
-        **launch_options(grid[0] * grid[1]),
+    width = min(width, 4096 // at_once)
+    _combine_kernel[(tokens * heads, 512 // width)](
+        partial, partial_lse, lse if sink is None else sink, out, lse, heads, splits, HAS_SINK=sink is not None,
+        SPLITS=at_once, ROUNDS=triton.next_power_of_2(triton.cdiv(splits, at_once)), WIDTH=width,
+        num_warps=1 if at_once <= 2 else 2 if at_once <= 4 else 4, **launch_options(),
     )  # fmt: skip
 
 
@@ -294,7 +280,10 @@ def sparse_attention(
     lse = torch.empty(tokens, heads, dtype=torch.float32, device=q.device)
     if tokens == 0:
         return out, lse
-    gluon = _gluon_applies(q, first, second) if form is None else form == "gluon"
+    unit = 0 if form == "plain" else _gluon_unit(q, first, second)
+    if form == "gluon" and not unit:
+        raise ValueError("the Gluon attention kernel needs Hopper and aligned main-fp8 entries")
+    gluon = unit > 0
     heads_per_program = 64 if gluon else min(64, max(16, triton.next_power_of_2(heads)))
     tile = _SMALL_TILE if triton.knobs.runtime.interpret else _TILE
     tiles = sum(triton.cdiv(source.indices.shape[1], tile) for source in (window, compressed) if source)
@@ -316,7 +305,7 @@ def sparse_attention(
         from dsv4_kernels.gluon.sparse_attention import MAX_REGISTERS, PRODUCER_WARPS, sparse_attention_kernel
 
         sparse_attention_kernel[(blocks * splits,)](
-            *arguments, **constants, num_warps=PRODUCER_WARPS, maxnreg=MAX_REGISTERS, **launch_options(blocks * splits)
+            *arguments, **constants, UNIT=unit, num_warps=PRODUCER_WARPS, maxnreg=MAX_REGISTERS, **launch_options(blocks * splits)
         )
     else:
         # numpy has no bf16 products: the interpreter multiplies in fp32
@@ -349,14 +338,27 @@ class _Source:
         return self.cache.pages, self.cache.pages.stride(0), self.indices, self.indices.stride(0), self.lens
 
 
-def _gluon_applies(q: torch.Tensor, first: _Source, second: _Source) -> bool:
-    """Whether the Hopper form can run: its device, its format, rows that allow 16-byte loads."""
+def _gluon_unit(q: torch.Tensor, first: _Source, second: _Source) -> int:
+    """Bytes in which the Hopper form can count record offsets, 0 where it does not apply.
+
+    It needs Hopper, main fp8 entries and rows that allow 16-byte loads; its offsets are 31-bit.
+    """
     if triton.knobs.runtime.interpret or not q.is_cuda or torch.cuda.get_device_capability(q.device)[0] != 9:
-        return False
-    pages = (first.cache.pages, second.cache.pages)
-    aligned = all(page.data_ptr() % 16 == 0 and page.stride(0) % 16 == 0 for page in pages)
-    aligned = aligned and q.data_ptr() % 16 == 0 and q.stride(0) % 8 == 0 and q.stride(1) % 8 == 0
-    return first.cache.format.name == "main-fp8" and aligned
+        return 0
+    return offset_unit(q, first.cache, second.cache)
+
+
+def offset_unit(q: torch.Tensor, first: PagedCache, second: PagedCache) -> int:
+    """The part of the Hopper form's conditions that concerns formats, strides and sizes: 64, 16 or 0."""
+    aligned = all(cache.pages.data_ptr() % 16 == 0 for cache in (first, second)) and q.data_ptr() % 16 == 0
+    if first.format.name != "main-fp8" or not aligned or q.stride(0) % 8 or q.stride(1) % 8:
+        return 0
+    strides = [cache.pages.stride(0) for cache in (first, second)]
+    extent = max(cache.num_pages * cache.pages.stride(0) for cache in (first, second))
+    for unit in (64, 16):
+        if all(stride % unit == 0 for stride in strides) and extent < unit << 31:
+            return unit
+    return 0
 
 
 @lru_cache

@@ -112,24 +112,26 @@ def _emit_all(length, k, out, K: tl.constexpr):
 
 
 @triton.jit
-def _select(values, index, low, k, out):
-    """The exact search over values [C, R], more than k of which are valid and at least k of which reach ``low``."""
-    _emit(values, index, _threshold(values, low, _above(_highest(values)), k, 0), k, out)
+def _select(values, index, low, high, k, out):
+    """The exact search over values [C, R], at least k of which reach ``low`` and none ``high``."""
+    _emit(values, index, _threshold(values, low, high, k, 0), k, out)
 
 
 @triton.jit
 def _filter_threshold(maxima, k):
-    """A value that at least k group maxima [C, R] reach, and few more; that of empty groups if fewer are not empty."""
-    highest = _highest(maxima)
-    low = _lowest_valid(maxima, highest)
+    """A value that at least k group maxima [C, R] reach, and few more; and one that no maximum reaches.
+
+    With fewer than k groups that hold anything it is the bound of valid values, which all of them reach.
+    """
+    high = _above(_highest(maxima))
     enough = _total((maxima > float("-inf")).to(tl.int32)) >= k
-    # the bound of valid values, which all of them reach
-    return tl.where(enough, _threshold(maxima, low, _above(highest), k, k // 8), -_LARGEST)
+    low = _lowest_valid(maxima, high)
+    return tl.where(enough, _threshold(maxima, low, high, k, k // 8), -_LARGEST), high
 
 
 @triton.jit
 def _compact(values, index, flags, offset, found_values, found_index, capacity):
-    """Append flagged candidates at ``offset`` of the lists; what exceeds the capacity is dropped."""
+    """Write flagged candidates from ``offset`` of the lists on, those that have room."""
     flag = flags.to(tl.int32)
     per_column = tl.sum(flag, axis=1)
     place = offset + (tl.cumsum(per_column, axis=0) - per_column)[:, None] + tl.cumsum(flag, axis=1) - flag
@@ -139,12 +141,12 @@ def _compact(values, index, flags, offset, found_values, found_index, capacity):
 
 
 @triton.jit
-def _select_found(values, index, found, k, out, CAPACITY: tl.constexpr, THREADS: tl.constexpr):
-    """The exact search among ``found`` listed candidates."""
+def _select_found(values, index, found, low, high, k, out, CAPACITY: tl.constexpr, THREADS: tl.constexpr):
+    """The exact search among ``found`` listed candidates; ``low`` and ``high`` bound them."""
     place = tl.arange(0, THREADS)[:, None] + THREADS * tl.arange(0, CAPACITY // THREADS)[None, :]
     x = tl.load(values + place, mask=place < found, other=float("-inf"))
     number = tl.load(index + place, mask=place < found, other=-1)
-    _select(x, number, _lowest_valid(x, _highest(x)), k, out)
+    _select(x, number, low, high, k, out)
 
 
 @triton.jit(do_not_specialize=_STRIDES)
@@ -161,7 +163,8 @@ def _direct_kernel(
     if length <= k:
         _emit_all(length, k, out, K)
     else:
-        _select(values, index, _lowest_valid(values, _highest(values)), k, out)
+        high = _above(_highest(values))
+        _select(values, index, _lowest_valid(values, high), high, k, out)
 
 
 @triton.jit(do_not_specialize=_STRIDES)
@@ -180,7 +183,7 @@ def _one_program_kernel(
     if length <= k:
         _emit_all(length, k, out, K)
     else:
-        low = _filter_threshold(tl.max(tl.reshape(values, [COLUMNS, GROUPS, ROWS // GROUPS]), axis=2), k)
+        low, high = _filter_threshold(tl.max(tl.reshape(values, [COLUMNS, GROUPS, ROWS // GROUPS]), axis=2), k)
         flags = values >= low
         found = _total(flags.to(tl.int32))
         if found <= CAPACITY:
@@ -188,9 +191,9 @@ def _one_program_kernel(
             found_index += token * found_stride
             _compact(values, index, flags, 0, found_values, found_index, CAPACITY)
             tl.debug_barrier()
-            _select_found(found_values, found_index, found, k, out, CAPACITY, COLUMNS)
+            _select_found(found_values, found_index, found, low, high, k, out, CAPACITY, COLUMNS)
         else:
-            _select(values, index, low, k, out)
+            _select(values, index, low, high, k, out)
 
 
 @triton.jit
@@ -232,7 +235,8 @@ def _filter_kernel(
         tops = tl.load(maxima + token * groups + every, mask=every < groups, other=float("-inf"))
         index = _shared_index(part, parts, ROWS, COLUMNS)
         values = _values(logits + token * logits_stride, index, length)
-        flags = values >= _filter_threshold(tops, k)
+        low, high = _filter_threshold(tops, k)
+        flags = values >= low
         count = _total(flags.to(tl.int32))
         tl.atomic_xchg(counts + token * parts + part, count + 1, sem="release")
         # a count is published as its value plus one; programs start in order, so predecessors are running or done
@@ -266,7 +270,12 @@ def _select_kernel(
         found = tl.sum(tl.load(counts + token * parts + every, mask=every < parts, other=1) - 1, axis=0)
         if found <= CAPACITY:
             first = token * found_stride
-            _select_found(found_values + first, found_index + first, found, k, out, CAPACITY, THREADS)
+            place = tl.arange(0, THREADS)[:, None] + THREADS * tl.arange(0, CAPACITY // THREADS)[None, :]
+            values = tl.load(found_values + first + place, mask=place < found, other=float("-inf"))
+            high = _above(_highest(values))
+            low = _lowest_valid(values, high)
+            index = tl.load(found_index + first + place, mask=place < found, other=-1)
+            _select(values, index, low, high, k, out)
         else:
             _select_streaming(logits + token * logits_stride, length, k, out, BLOCK)
 
