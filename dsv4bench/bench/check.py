@@ -11,9 +11,6 @@ from dsv4bench.verify.stage_check import check_stages
 def check_run(side: Contestant, seed: int) -> dict[str, Accuracy]:
     """Run on fresh inputs and compare every timed stage with the reference on the same inputs.
 
-    Returns:
-        accuracy by stage name.
-
     Raises:
         IncorrectError: an output or a cache entry beyond its tolerance.
     """
@@ -30,7 +27,10 @@ def check_replay(side: Contestant, seed: int) -> dict[str, Accuracy]:
 
 
 def check_values(side: Contestant, values: Any) -> dict[str, Accuracy]:
-    """Compare the timed stages' outputs, which lie in ``values`` beside their inputs.
+    """Compare the timed stages' outputs, which lie in ``values`` beside their inputs, with the reference.
+
+    Returns:
+        accuracy by stage name.
 
     Raises:
         IncorrectError: an output or a cache entry beyond its tolerance.

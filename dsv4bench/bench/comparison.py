@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from dsv4bench.bench.check import check_replay, check_values, share_of_tolerance, worse
+from dsv4bench.bench.check import check_replay, check_run, check_values, share_of_tolerance, worse
 from dsv4bench.bench.compilation import CompileLog
 from dsv4bench.bench.energy import cuda_checkpoint, energy_per_call
 from dsv4bench.bench.failure import UnsupportedError, status_of
@@ -189,7 +189,7 @@ class Comparison:
         if settings.check:
             with self._spending.on("checks"):
                 seed = seed_of(settings.timing.seed, contender.case.pair_id, "after")
-                contender.accuracy = worse(contender.accuracy, check_values(side, side.inputs(seed)))
+                contender.accuracy = worse(contender.accuracy, check_run(side, seed))
                 if side.contract.graph:
                     contender.accuracy = worse(contender.accuracy, check_replay(side, seed))
         windows = kept.results
