@@ -102,11 +102,11 @@ def slowdown() -> float:
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_requests_replay_in_under_twenty_seconds() -> None:
-    requests = built_in("chat", 100_000)
+def test_requests_replay_at_the_rate_of_a_hundred_thousand_in_twenty_seconds() -> None:
+    requests = built_in("chat", 40_000)
     before = slowdown()
     start = time.process_time()
     found = simulate("chat", requests, LAYOUT, LONGEST, 28_172, rates=Rates())
     elapsed = time.process_time() - start
-    assert elapsed < 20 * max(before, slowdown())
-    assert found.dense.requests == found.retained.requests == 100_000
+    assert elapsed < 8 * max(before, slowdown())
+    assert found.dense.requests == found.retained.requests == 40_000
