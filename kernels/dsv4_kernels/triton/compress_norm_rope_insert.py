@@ -67,8 +67,8 @@ OVERLAP_TILES = {
 """Entry width → largest T → tile. NVIDIA H200, 2026-11-29."""
 SPLIT_TILES = (
     (32, SplitTile(1, 32, 128)),
-    (96, SplitTile(4, 32, 64)),
-    (256, SplitTile(8, 32, 64, whole_rows=2, stages=6)),
+    (96, SplitTile(4, 32, 128)),
+    (256, SplitTile(8, 32, 128, whole_rows=2, stages=6)),
     (1 << 62, SplitTile(32, 32, 128, whole_rows=2, stages=6)),
 )
 """Largest T → tile. NVIDIA H200, 2026-11-29."""
