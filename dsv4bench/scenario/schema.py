@@ -279,8 +279,14 @@ class Scenario(Section):
         if self.kind == "model" and self.layers is not None:
             raise ValueError("'layers' does not go with kind: model, which runs every layer of the model's list")
         if self.kind == "model" and self.weights.checkpoint is not None:
+            raise ValueError("'weights.checkpoint' does not go with kind: model; it is read one layer at a time")
+        return self
+
+    @model_validator(mode="after")
+    def _graph_timer_has_graphs(self) -> "Scenario":
+        if self.timing.timer == "graph" and not all(self.schedule.graph):
             raise ValueError(
-                "'weights.checkpoint' does not go with kind: model; it is read one layer at a time"
+                "timing.timer graph times CUDA graphs; set schedule.graph to true, or timing.timer to auto"
             )
         return self
 

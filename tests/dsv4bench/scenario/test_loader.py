@@ -43,6 +43,7 @@ def test_sizes_read_binary_and_decimal_suffixes(write):
         (MINIMAL + "providers: [{topk: eager}]\n", "mini.yaml:5: providers: .*needs the key 'default'"),
         (MINIMAL + "providers: [{default: eager, top: eager}]\n", "mini.yaml:5: providers: unknown stage 'top'"),
         (MINIMAL + "kind: stage\n", "'stages' belongs to kind: stage, which needs it"),
+        (MINIMAL + "timing: {timer: graph}\n", "timing.timer graph times CUDA graphs; set schedule.graph to true"),
         ("- 1\n", "mini.yaml:1: a scenario is a mapping"),
         ("name: [\n", "mini.yaml:2: not valid YAML"),
         ("", "mini.yaml:1: a scenario is a mapping"),
