@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from dsv4bench.errors import UserError
-from dsv4bench.model.shape import LayerKind, ModelShape
+from dsv4bench.model.shape import PRESETS, LayerKind, ModelShape
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,13 @@ class Deployment:
             raise UserError(f"--dcp {self.dcp} must divide --tp {self.tp}: it shares the tensor parallel ranks")
         if not 0 < self.swa_ratio <= 1:
             raise UserError(f"--swa-ratio must be above 0 and at most 1, got {self.swa_ratio}")
+
+    @property
+    def known_as(self) -> str:
+        """Name of the preset whose cache is the same, however the model was loaded; "" if there is none."""
+        mine = (self.shape.family, self.shape.layers, self.shape.sliding_window)
+        same = (p.name for p in PRESETS.values() if (p.family, p.layers, p.sliding_window) == mine)
+        return next(same, "")
 
     @property
     def layers(self) -> tuple[LayerKind, ...]:

@@ -91,7 +91,7 @@ class LlamaCpp:
 
     def is_checked(self, deployment: Deployment) -> bool:
         """Whether a log agrees with every buffer: Flash in f16 in llama.cpp."""
-        return not self.raw_keys and deployment.shape.name == "v4-flash" and deployment.cache_type == "f16"
+        return not self.raw_keys and deployment.known_as == "v4-flash" and deployment.cache_type == "f16"
 
     def notes(self, deployment: Deployment) -> tuple[str, ...]:
         """What a log confirms of these figures, and what is left out."""

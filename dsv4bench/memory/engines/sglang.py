@@ -164,9 +164,9 @@ class Sglang:
         """Whether a server logged this configuration."""
         d = deployment
         if not d.shape.is_v4:
-            return d.shape.name == "v3.2" and d.main == "fp8" and not d.mtp and d.pp == 1
+            return d.known_as == "v3.2" and d.main == "fp8" and not d.mtp and d.pp == 1
         c4, c128 = self._rows(d)
-        key = (d.shape.name, int(d.mtp > 0), d.state or "fp32", c4, c128, d.swa_ratio)
+        key = (d.known_as, int(d.mtp > 0), d.state or "fp32", c4, c128, d.swa_ratio)
         return key in CHECKED and d.indexer == "fp8" and d.pp == 1
 
     def notes(self, deployment: Deployment) -> tuple[str, ...]:

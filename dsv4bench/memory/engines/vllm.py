@@ -154,7 +154,7 @@ class Vllm:
     def is_checked(self, deployment: Deployment) -> bool:
         """Whether a case with this generation, model and layout exists."""
         d = deployment
-        key = (self.generation, d.shape.name, d.layout, d.main, d.indexer, d.mtp > 0)
+        key = (self.generation, d.known_as, d.layout, d.main, d.indexer, d.mtp > 0)
         return key in CHECKED and d.pp == 1 and d.dcp == 1
 
     def notes(self, deployment: Deployment) -> tuple[str, ...]:

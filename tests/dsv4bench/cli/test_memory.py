@@ -155,6 +155,8 @@ def test_sglang_and_llama_cpp_answer_in_their_own_terms() -> None:
 def test_a_config_json_is_a_model() -> None:
     found = load("--model", str(DATA / "configs" / "v4_flash.json"), "--ctx", "1M", "--main", "fp8")
     assert found["ideal_bytes"] == 4_040_494_080
+    again = load("--model", str(DATA / "configs" / "v4_flash.json"), "--engine", "vllm@0.28")
+    assert again["checked"] is True
 
 
 @pytest.mark.parametrize("context", ["0", "1", "3", "4", "127", "128", "257"])
