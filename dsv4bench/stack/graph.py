@@ -7,17 +7,21 @@ import torch
 from dsv4_kernels.cache import PagedCache
 
 from dsv4bench.stack.inputs import Values
+from dsv4bench.stack.side_streams import side_stream
+
+CAPTURE = "capture"
+"""Name of the stream that graphs are captured on; no schedule's auxiliary stream is the same one."""
 
 
 def capture(call: Callable[[], object], times: int = 1, *, keep: bool = False) -> torch.cuda.CUDAGraph:
-    """Capture ``times`` repetitions of a call, after one eager call on a side stream for lazy initialisation.
+    """Capture ``times`` repetitions of a call, after one eager call on the same stream for lazy initialisation.
 
     Args:
         call: what to capture; streams it forks have to be joined again by itself.
         times: how often.
         keep: keep the graph's nodes readable (``raw_cuda_graph``) beside the executable.
     """
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream = side_stream(torch.cuda.current_device(), CAPTURE)
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         call()
@@ -25,7 +29,7 @@ def capture(call: Callable[[], object], times: int = 1, *, keep: bool = False) -
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph(keep_graph=keep)
     try:
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=stream):
             for _ in range(times):
                 call()
     except BaseException:

@@ -7,7 +7,6 @@ work: so no block of the allocator is reused while another stream still reads it
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from dsv4bench.model.stage import STAGES
 from dsv4bench.providers.base import SUPPORTED, Support
 from dsv4bench.stack.inputs import Values
 from dsv4bench.stack.layer import run_layer, run_stage
+from dsv4bench.stack.side_streams import side_stream
 
 
 def schedule_support(streams: str, device: str) -> Support:
@@ -53,12 +53,6 @@ def run_schedule(schedule: Schedule, providers: Mapping[str, object], values: Va
             run_stage(stages[launch.stage], providers[launch.stage], values)
         if launch.stage in schedule.awaited:
             done[launch.stage] = stream.record_event()
-
-
-@cache
-def side_stream(device: int, name: str) -> torch.cuda.Stream:
-    """The auxiliary stream of a name, one per device for the life of the process, as an engine keeps them."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _on(stream: torch.cuda.Stream, current: torch.cuda.Stream) -> AbstractContextManager[Any]:

@@ -14,8 +14,9 @@ from dsv4bench.model.stage import STAGES
 from dsv4bench.providers.registry import load_provider
 from dsv4bench.scenario.case import CachePrecision
 from dsv4bench.scenario.workload import Workload
-from dsv4bench.stack.graph import capture_layer
+from dsv4bench.stack.graph import capture, capture_layer
 from dsv4bench.stack.layer import prepare, run_layer
+from dsv4bench.stack.side_streams import side_stream
 from dsv4bench.stack.streams import run_schedule
 
 pytestmark = pytest.mark.gpu
@@ -189,3 +190,37 @@ def test_schedules_launch_the_same_kernels(layers, kind):
         counts[name] = count_launches(lambda n=name, v=values: run_schedule(make_schedule(n, kind), providers(kind), v))
     assert counts["serial"]
     assert len(set(counts.values())) == 1, counts
+
+
+def test_named_streams_stay_apart_from_each_other_and_from_the_capture():
+    for _ in range(100):
+        torch.cuda.Stream()
+    device = torch.cuda.current_device()
+    handles = [side_stream(device, name).cuda_stream for name in ("capture", "aux0", "aux1", "aux2", "indexer")]
+    assert len(set(handles)) == 5
+    assert torch.cuda.default_stream().cuda_stream not in handles
+
+
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+def test_two_stages_of_known_duration_overlap_on_two_streams(layers, graph):
+    """c128a under multi: compression (held for 30 ms) hides behind the query path (held as well)."""
+    schedule = make_schedule("multi", LayerKind.C128A)
+    layer = layers(LayerKind.C128A)
+    late = {"compress_norm_rope_insert", "query_projection"}
+    expected = serial(layer, 7)
+    provider = Poisoned(expected, LayerKind.C128A, late)
+    held = dict.fromkeys((stage.name for stage in STAGES[LayerKind.C128A]), provider)
+    values = layer.draw(WORKLOAD, 7)
+
+    def run():
+        run_schedule(schedule, held, values)
+
+    run()
+    call = capture(run).replay if graph else run
+    torch.cuda.synchronize()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    assert DELAY_NS * 1e-6 < start.elapsed_time(end) < 1.6 * DELAY_NS * 1e-6
