@@ -6,13 +6,10 @@ from pathlib import Path
 
 from dsv4bench.bench.messages import Done, Found, Measure, Measured, Probe, Working
 from dsv4bench.bench.settings import Settings
-from dsv4bench.bench.worker import Worker
-from dsv4bench.errors import MeasurementError, UserError
+from dsv4bench.bench.worker import Worker, await_found
+from dsv4bench.errors import UserError
 from dsv4bench.results.row import Status
 from dsv4bench.scenario.case import Case, shape_digest
-
-START_TIMEOUT = 300.0
-"""Seconds within which a worker has to answer its probe; importing torch on a busy machine takes a while."""
 
 Event = Working | Measured | Done
 
@@ -81,14 +78,7 @@ class Executor:
         self.close()
         worker = self._worker = self._make_worker(self._log)
         worker.send(probe)
-        try:
-            found = worker.receive(START_TIMEOUT)
-        except (TimeoutError, EOFError) as error:
-            how = "does not answer" if isinstance(error, TimeoutError) else worker.obituary()
-            self.close()
-            raise MeasurementError(f"no worker process comes up: {how}; see {self._log}") from error
-        assert isinstance(found, Found)
-        return found
+        return await_found(worker, self._log)
 
     def _compare(self, sides: Sequence[Case], group: Sequence[Case], settings: Settings) -> Iterator[Event]:
         """Measure the sides of one comparison; whoever kills the worker drops out, and the others start over."""

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dsv4bench.bench.checkout import Checkout
-from dsv4bench.bench.execute import START_TIMEOUT, Event
+from dsv4bench.bench.execute import Event
 from dsv4bench.bench.messages import Done, Found, Go, Measure, Measured, Probe, Ready, Working
 from dsv4bench.bench.rounds import order_of
 from dsv4bench.bench.settings import Settings
-from dsv4bench.bench.worker import Worker
-from dsv4bench.errors import MeasurementError, UserError
+from dsv4bench.bench.worker import Worker, await_found
+from dsv4bench.errors import UserError
 from dsv4bench.results.row import Status
 from dsv4bench.scenario.case import Case, shape_digest
 
@@ -63,14 +63,7 @@ class Lane:
         """
         worker = self.worker
         assert worker is not None
-        try:
-            found = worker.receive(START_TIMEOUT)
-        except (TimeoutError, EOFError) as error:
-            how = "it does not answer" if isinstance(error, TimeoutError) else worker.obituary()
-            self.close()
-            where = f" with the kernels of {self.checkout.sha[:12]}" if self.checkout else ""
-            raise MeasurementError(f"no worker process comes up{where}: {how}{_last_words(self.log)}") from error
-        assert isinstance(found, Found)
+        found = await_found(worker, self.log, f" with the kernels of {self.checkout.sha[:12]}" if self.checkout else "")
         if found.error:
             raise UserError(found.error)
         return found
@@ -162,12 +155,6 @@ class Turns:
                 if not event.healthy:
                     lane.close()
                 return
-
-
-def _last_words(log: Path) -> str:
-    """The last line of a log, which is what a Python process dies with."""
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
-    return f" ({lines[-1]}); see {log}" if lines else ""
 
 
 def group_pairs(pairs: Sequence[Pair]) -> list[list[Pair]]:

@@ -15,7 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from dsv4bench.bench.checkout import Checkout, adopt
-from dsv4bench.bench.messages import Go, Measure, Probe
+from dsv4bench.bench.messages import Found, Go, Measure, Probe
+from dsv4bench.errors import MeasurementError
+
+START_TIMEOUT = 300.0
+"""Seconds within which a worker has to answer its probe; importing torch on a busy machine takes a while."""
 
 
 class Worker:
@@ -32,6 +36,7 @@ class Worker:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
         theirs.close()
+        self._pid = self.process.pid
 
     def send(self, task: Probe | Measure | Go) -> None:
         """Give it a task; a worker that is gone is noticed by ``receive``."""
@@ -56,8 +61,8 @@ class Worker:
 
     def kill(self) -> None:
         """End the process and everything it started."""
-        pid = self.process.pid
-        if pid is not None:
+        pid, self._pid = self._pid, None
+        if pid is not None:  # once: later the number may be another process's
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
             self.process.kill()
@@ -73,6 +78,29 @@ class Worker:
             hint = ", as the kernel does when memory runs out" if name == "SIGKILL" else ""
             return f"the worker process was killed by {name}{hint}"
         return f"the worker process ended with exit code {code}"
+
+
+def await_found(worker: Worker, log: Path, about: str = "") -> Found:
+    """The answer to a probe.
+
+    Args:
+        worker: has been sent a ``Probe``.
+        log: where its output goes.
+        about: says which worker it is, where there are several.
+
+    Raises:
+        MeasurementError: the process ends or hangs instead; the message has its last words.
+    """
+    try:
+        found = worker.receive(START_TIMEOUT)
+    except (TimeoutError, EOFError) as error:
+        how = "it does not answer" if isinstance(error, TimeoutError) else worker.obituary()
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
+        last = f" ({lines[-1]})" if lines else ""
+        worker.kill()
+        raise MeasurementError(f"no worker process comes up{about}: {how}{last}") from error
+    assert isinstance(found, Found)
+    return found
 
 
 def serve(connection: Connection, log: str, checkout: Checkout | None = None) -> None:

@@ -158,7 +158,9 @@ def test_a_worker_that_never_comes_up_is_a_failed_measurement(tmp_path):
             self.inbox.append(EOFError())
 
     executor = Executor(tmp_path / "log", Clock(), lambda log: Stillborn(Script(Clock())))
-    with pytest.raises(MeasurementError, match="no worker process comes up: the worker process was killed by SIGKILL"):
+    (tmp_path / "log").write_text("Traceback\nImportError: no torch\n")
+    why = r"no worker process comes up: the worker process was killed by SIGKILL \(ImportError: no torch\)"
+    with pytest.raises(MeasurementError, match=why):
         executor.probe("cpu", calibrate=False)
 
 
