@@ -65,6 +65,9 @@ def sparse_attention(
         found.append(_decode(library, padded, out, boundary, *entries, sinks, softmax_scale))
     if boundary < len(q):
         assert split is not None
+        assert query_start is not None
+        assert seq_lens is not None
+        assert window_block_table is not None
         prompts = Prompts(split, query_start, seq_lens, window_block_table, block_table, topk_indices, candidate_lens)
         caches = (window_cache, compressed_cache, ratio or 0)
         arguments = (padded, out, *caches, prompts, sinks, softmax_scale)

@@ -23,9 +23,9 @@ class Prompts:
     """The step's metadata that prompts need beside the stage's own arguments; names as in docs/stages.md."""
 
     split: Split
-    query_start: torch.Tensor | None
-    seq_lens: torch.Tensor | None
-    window_block_table: torch.Tensor | None
+    query_start: torch.Tensor
+    seq_lens: torch.Tensor
+    window_block_table: torch.Tensor
     block_table: torch.Tensor | None
     topk_indices: torch.Tensor | None
     candidate_lens: torch.Tensor | None
@@ -97,50 +97,25 @@ def attend_prompts(
         out: outputs of the step, same shape.
         window_cache: window entries.
         compressed_cache: compressed entries, None for swa.
-        ratio: compress ratio, 0 for swa.
+        ratio: compress ratio.
         prompts: metadata.
         sink: padded sinks.
         softmax_scale: factor on q · k.
     """
-    split, lens = prompts.split, prompts.seq_lens
-    query_start, window_table = prompts.query_start, prompts.window_block_table
-    assert lens is not None
-    assert query_start is not None
-    assert window_table is not None
-    ratio = ratio if compressed_cache is not None else 0
-    gathered = once("gather lens", (lens,), lambda: _gather_lens(split, lens))
+    split, ratio = prompts.split, ratio if compressed_cache is not None else 0
+    window_lens = once("gather lens", (prompts.seq_lens,), lambda: _gather_lens(split, q.device))
     local, width = _local_indices(prompts, ratio)
     found = []
     for chunk in chunks_of(split, ratio):
-        requests, tokens = slice(chunk.first, chunk.last), split.tokens_of(chunk.first, chunk.last)
+        tokens, requests = split.tokens_of(chunk.first, chunk.last), slice(chunk.first, chunk.last)
         rows = q.new_empty((chunk.last - chunk.first, chunk.rows, HEAD_DIM))
         with without_cute(library, variant, _GATHER_MODULE):
-            gather = library.function("gather_entries")
-            if compressed_cache is not None:
-                assert prompts.block_table is not None
-                gather(
-                    out=rows,
-                    k_cache=by_entry(compressed_cache),
-                    seq_lens=lens[requests] // ratio,
-                    gather_lens=None,
-                    block_table=prompts.block_table[requests],
-                    block_size=compressed_cache.entries,
-                    offset=0,
-                )
-            gather(
-                out=rows,
-                k_cache=by_entry(window_cache),
-                seq_lens=lens[requests],
-                gather_lens=gathered[requests],
-                block_table=window_table[requests],
-                block_size=window_cache.entries,
-                offset=chunk.compressed,
-            )
+            _gather(library, rows, window_cache, compressed_cache, ratio, prompts, window_lens, chunk)
         indices, counts = library.function("combine_indices")(
             topk_indices=local[tokens],
-            query_start_loc=query_start[chunk.first : chunk.last + 1],
-            seq_lens=lens[requests],
-            gather_lens=gathered[requests],
+            query_start_loc=prompts.query_start[chunk.first : chunk.last + 1],
+            seq_lens=prompts.seq_lens[requests],
+            gather_lens=window_lens[requests],
             window_size=WINDOW,
             compress_ratio=max(ratio, 1),
             topk=width,
@@ -160,9 +135,44 @@ def attend_prompts(
     return found
 
 
-def _gather_lens(split: Split, lens: torch.Tensor) -> torch.Tensor:
+def _gather(
+    library: Library,
+    rows: torch.Tensor,
+    window_cache: PagedCache,
+    compressed_cache: PagedCache | None,
+    ratio: int,
+    prompts: Prompts,
+    window_lens: torch.Tensor,
+    chunk: Chunk,
+) -> None:
+    """Fill a chunk's workspace: all compressed entries of each request, then its window entries."""
+    gather, requests = library.function("gather_entries"), slice(chunk.first, chunk.last)
+    lens = prompts.seq_lens[requests]
+    if compressed_cache is not None:
+        assert prompts.block_table is not None
+        gather(
+            out=rows,
+            k_cache=by_entry(compressed_cache),
+            seq_lens=lens // ratio,
+            gather_lens=None,
+            block_table=prompts.block_table[requests],
+            block_size=compressed_cache.entries,
+            offset=0,
+        )
+    gather(
+        out=rows,
+        k_cache=by_entry(window_cache),
+        seq_lens=lens,
+        gather_lens=window_lens[requests],
+        block_table=prompts.window_block_table[requests],
+        block_size=window_cache.entries,
+        offset=chunk.compressed,
+    )
+
+
+def _gather_lens(split: Split, device: torch.device) -> torch.Tensor:
     values = [gather_len(split, request) for request in range(len(split.query_lens))]
-    return torch.tensor(values, dtype=torch.int32, device=lens.device)
+    return torch.tensor(values, dtype=torch.int32, device=device)
 
 
 def _local_indices(prompts: Prompts, ratio: int) -> tuple[torch.Tensor, int]:
@@ -172,7 +182,6 @@ def _local_indices(prompts: Prompts, ratio: int) -> tuple[torch.Tensor, int]:
     """
     lens = prompts.candidate_lens
     if not ratio:
-        assert prompts.window_block_table is not None
         tokens = sum(prompts.split.query_lens)
         return prompts.window_block_table[:1, :1].expand(tokens, 1), 0
     if ratio == 4:
