@@ -211,7 +211,7 @@ class Comparison:
             what = name if name in windows[0].samples else WHOLE
             alone = case.scenario_kind == "stage"  # there the stages are what is compared, so they keep their rounds
             timing = timing_of(windows, what, contender.launches.get(what), keep_rounds=alone)
-            provider = case.provider.of(name)
+            provider = side.provider_of(name)
             extra = padding(getattr(side, "providers", {}).get(name), name, case)
             row = StageRow(name=name, provider=provider, timing=timing, accuracy=accuracy.get(name), extra=extra)
             stages.append(row)

@@ -42,6 +42,10 @@ class ModelSide:
         """What is timed beside the whole: a layer of each kind."""
         return tuple(Stage(kind.value, {}) for kind in self.case.kinds)
 
+    def provider_of(self, name: str) -> str:
+        """Who runs the layers: the case's mix of providers."""
+        return self.case.provider.label
+
     def inputs(self, seed: int) -> ModelValues:
         """Fresh inputs of every distinct layer, and its outputs from one pass."""
         return [side.inputs(seed_of(seed, number)) for number, side in enumerate(self.sides)]

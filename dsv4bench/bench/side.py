@@ -23,7 +23,12 @@ from dsv4bench.stack.streams import run_schedule, schedule_support
 WHOLE = "layer"
 """Name of the timing of all timed stages together."""
 UPSTREAM = "eager"
-"""Provider of the stages that ``kind: stage`` doesn't time but whose outputs it needs."""
+"""Provider of the stages that ``kind: stage`` doesn't time but whose outputs it needs, and of matrix products that a
+provider leaves to torch."""
+MATRIX_PRODUCTS = frozenset(
+    stage.name for stages in STAGES.values() for stage in stages if "weight" in stage.inputs and len(stage.outputs) == 1
+)
+"""Stages that are a product with a weight and nothing else."""
 
 
 Part = tuple[tuple[Stage, ...], Values]
@@ -44,6 +49,9 @@ class Contestant(Protocol):
     @property
     def timed(self) -> tuple[Stage, ...]:
         """What is timed beside the whole."""
+
+    def provider_of(self, name: str) -> str:
+        """Who runs what is timed under a name."""
 
     def inputs(self, seed: int) -> Any:
         """Fresh inputs with outputs from one pass."""
@@ -67,6 +75,7 @@ class Side:
         contract: of its numbers.
         layer: weights and caches, shared with the other sides.
         providers: stage name → provider, for every stage that runs.
+        chosen: stage name → what that provider is called in a scenario.
         stages: the stages that run, in order; the timed ones are among them.
         schedule: which streams they run on; None for the current one only.
     """
@@ -75,6 +84,7 @@ class Side:
     contract: Contract
     layer: Layer
     providers: dict[str, Provider]
+    chosen: dict[str, str]
     stages: tuple[Stage, ...]
     schedule: Schedule | None = None
 
@@ -83,6 +93,10 @@ class Side:
         """The stages that are timed."""
         names = self.case.stage_names
         return tuple(stage for stage in self.stages if stage.name in names)
+
+    def provider_of(self, name: str) -> str:
+        """Who runs a stage."""
+        return self.chosen[name]
 
     def inputs(self, seed: int) -> Values:
         """Fresh inputs, and every output of the timed stages and of those ahead of them, from one pass."""
@@ -147,13 +161,24 @@ def make_side(case: Case, settings: Settings, layer: Layer) -> Side:
     every = STAGES[case.kind]
     last = max(index for index, stage in enumerate(every) if stage.name in names)
     stages = every[: last + 1]
-    chosen = {stage.name: case.provider.of(stage.name) if stage.name in names else UPSTREAM for stage in stages}
-    loaded = {spec: _load(spec) for spec in dict.fromkeys(chosen.values())}
-    for spec, provider in loaded.items():
-        own = tuple(name for name, choice in chosen.items() if choice == spec)
+    wanted = {stage.name: case.provider.of(stage.name) if stage.name in names else UPSTREAM for stage in stages}
+    loaded = {spec: _load(spec) for spec in dict.fromkeys((*wanted.values(), UPSTREAM))}
+    chosen = {name: _or_torch(case, name, spec, loaded[spec]) for name, spec in wanted.items()}
+    for spec in dict.fromkeys(chosen.values()):
+        provider, own = loaded[spec], tuple(name for name, choice in chosen.items() if choice == spec)
         _require(provider, spec, own, case, settings.device.type)
     providers = {name: loaded[spec] for name, spec in chosen.items()}
-    return Side(case, settings.contract(case), layer, providers, stages, schedule)
+    return Side(case, settings.contract(case), layer, providers, chosen, stages, schedule)
+
+
+def _or_torch(case: Case, stage: str, spec: str, provider: Provider) -> str:
+    """The provider asked for or, for a matrix product of a whole layer that its kernels leave out, torch's.
+
+    Not where the product was asked for by name, as a stage to be timed or with a provider of its own.
+    """
+    by_name = case.stages or stage in dict(case.provider.overrides)
+    left_out = stage in MATRIX_PRODUCTS and stage not in implemented_stages(provider)
+    return UPSTREAM if left_out and not by_name else spec
 
 
 def _schedule(case: Case, device: str) -> Schedule | None:

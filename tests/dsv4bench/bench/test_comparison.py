@@ -108,7 +108,7 @@ def test_a_provider_without_a_stage_is_unsupported(measure, tmp_path):
     )
     (one,), _ = measure([f"{path}:Partial"])
     assert one.row.status is Status.UNSUPPORTED
-    assert "has no stage input_projection, inverse_rope_quant, " in one.row.reason
+    assert "has no stage inverse_rope_quant, qkv_norm, " in one.row.reason
 
 
 def test_single_stages_run_behind_the_eager_ones_that_feed_them(measure):

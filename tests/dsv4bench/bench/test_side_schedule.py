@@ -6,7 +6,8 @@ from dsv4bench.bench.device import Device
 from dsv4bench.bench.execute import comparisons
 from dsv4bench.bench.failure import UnsupportedError
 from dsv4bench.bench.settings import Settings
-from dsv4bench.bench.side import make_side
+from dsv4bench.bench.side import MATRIX_PRODUCTS, make_side
+from dsv4bench.model.stage import STAGES
 from dsv4bench.scenario.expand import expand
 from dsv4bench.scenario.schema import Scenario
 
@@ -57,3 +58,34 @@ def test_schedules_of_a_step_share_their_rounds_and_contracts_keep_them_apart():
     assert len({case.pair_id for case in found[0]}) == 2
     settings = Settings(scenario.timing, CUDA)
     assert len({settings.contract(case).contract_id for case in found[0]}) == 2
+
+
+def test_matrix_products_that_a_provider_leaves_out_are_torchs_and_say_so(tmp_path):
+    kernels = tmp_path / "kernels.py"
+    kernels.write_text(
+        "from dsv4bench.providers.eager import EagerProvider\n"
+        "from dsv4bench.model.stage import STAGE_NAMES\n"
+        "class Kernels:\n"
+        "    name = 'kernels'\n"
+        "    supports = EagerProvider.supports\n"
+        "for stage in STAGE_NAMES:\n"
+        "    if not stage.endswith('_projection'):\n"
+        "        setattr(Kernels, stage, staticmethod(getattr(EagerProvider, stage)))\n"
+    )
+    spec = f"{kernels}:Kernels"
+    found = side(providers=spec)
+    assert found.provider_of("topk") == spec
+    assert {name for name, who in found.chosen.items() if who == "eager"} == {
+        stage.name for stage in STAGES[found.case.kind] if stage.name.endswith("_projection")
+    }
+    for asked in (
+        {"providers": {"default": "eager", "query_projection": spec}},
+        {"providers": spec, "kind": "stage", "stages": "query_projection"},
+    ):
+        with pytest.raises(UnsupportedError, match="has no stage query_projection"):
+            side(**asked)
+
+
+def test_only_products_with_a_weight_may_be_left_to_torch():
+    assert {"input_projection", "query_absorb", "value_up_projection", "output_group_projection"} <= MATRIX_PRODUCTS
+    assert not {"qkv_norm", "topk", "sparse_attention", "indexer_key_insert"} & MATRIX_PRODUCTS
