@@ -1,17 +1,21 @@
 """The progress of a run on stderr: which case, what is done for it, and the time left."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
 
 from dsv4bench.bench.execute import Event
 from dsv4bench.bench.messages import Measured, Working
 from dsv4bench.results.row import Status
 from dsv4bench.scenario.case import Case
 
+WIDE = 160
+"""Columns of what goes to a file or a pipe."""
 AROUND = 2
 """Steps of a case beside its rounds: preparing and finishing."""
 
@@ -23,11 +27,10 @@ class RunProgress:
         self._labels = {case.case_id: case.label for case in cases}
         self._per_case = rounds + AROUND
         self._seen = dict.fromkeys(self._labels, 0)
-        self._console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        self._progress = Progress(
-            *columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=self._console
-        )
+        self._console = Console(stderr=True, width=None if sys.stderr.isatty() else WIDE)
+        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        doing = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis"))
+        self._progress = Progress(BarColumn(20), MofNCompleteColumn(), *times, doing, console=self._console)
         self._task = self._progress.add_task(f"run {path.name}", total=len(cases) * self._per_case)
 
     def __enter__(self) -> "RunProgress":
