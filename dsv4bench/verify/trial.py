@@ -5,6 +5,7 @@ Stages that the provider lacks are filled in by the reference, so a provider of 
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -124,6 +125,8 @@ class Trial:
     def stage(self, name: str, *, further: Mapping[str, Any] | None = None, **arguments: Any) -> Outputs:
         """Run one stage, check it, and return its outputs as a tuple; the reference's if it cannot be run.
 
+        A provider that raises ``NotImplementedError`` is not checked: that is what it can't do, not what it does wrong.
+
         Args:
             name: the stage.
             further: what the provider takes beside the stage's own arguments.
@@ -135,6 +138,10 @@ class Trial:
         try:
             outputs = _as_tuple(getattr(self.provider, name)(**arguments, **(further or {})))
             check = compare(name, arguments, outputs)
+        except NotImplementedError as error:  # it says so itself: neither right nor wrong
+            note = f"{name} is unsupported here: {error}"
+            self.notes += [note] if note not in self.notes else []
+            return _as_tuple(getattr(reference, name)(**arguments))
         except Exception as error:  # a provider may raise anything; that is a finding, not a crash
             message = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             check = StageCheck(name, (Difference("call", math.inf, 0.0, message),))
@@ -145,9 +152,11 @@ class Trial:
         return outputs
 
     def plain(self, name: str, **arguments: Any) -> Outputs:
-        """Run one stage without a check, with the reference where the provider lacks it."""
-        owner = self.provider if name in self.implemented else reference
-        return _as_tuple(getattr(owner, name)(**arguments))
+        """Run one stage without a check, with the reference where the provider lacks or can't do it."""
+        if name in self.implemented:
+            with suppress(NotImplementedError):
+                return _as_tuple(getattr(self.provider, name)(**arguments))
+        return _as_tuple(getattr(reference, name)(**arguments))
 
     def expect(self, stage: str, what: str, ok: bool, where: str = "", deviation: str = "") -> None:
         """Record a statement about what a stage did; ignored where the provider lacks the stage."""

@@ -57,7 +57,7 @@ def spoiled(tensor):
     elif copy.dtype.is_floating_point:
         first.copy_(first * 3 + 7)
     else:
-        first.copy_(first + 1)
+        first.copy_(first - 1)
     return copy
 
 

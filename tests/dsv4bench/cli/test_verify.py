@@ -1,0 +1,115 @@
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from dsv4bench.cli.verify import verify
+from dsv4bench.errors import MeasurementError, UserError
+
+FAULTY = """
+import torch
+from dsv4_kernels import reference
+from dsv4bench.providers.base import SUPPORTED
+
+
+class Faulty:
+    name = "faulty"
+
+    def supports(self, need):
+        return SUPPORTED
+
+    def topk(self, *, logits, candidate_lens, k):
+        chosen = reference.topk(logits=logits, candidate_lens=candidate_lens, k=k)
+        return chosen.clamp_min(0)
+
+
+class Right(Faulty):
+    topk = staticmethod(reference.topk)
+"""
+
+
+def output(*words: str) -> str:
+    app = typer.Typer()
+    app.command()(verify)
+    result = CliRunner().invoke(app, [*words, "--device", "cpu", "--quick"])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture
+def provider(tmp_path):
+    path = tmp_path / "kernels.py"
+    path.write_text(FAULTY)
+    return path
+
+
+def test_the_table_says_case_stages_status_error_and_where():
+    lines = output("--only", "empty-rows", "--layer", "swa").splitlines()
+    assert lines[0].split() == ["row", "case", "layer", "cache", "stages", "status", "worst", "error", "where"]
+    assert lines[1].split()[:6] == ["7", "empty-rows", "swa", "fp8+fp8", "sparse_attention", "pass"]
+
+
+def test_accuracy_is_in_the_output_as_numbers():
+    content = json.loads(output("--only", "own-entry", "--layer", "c4a", "--format", "json"))
+    figures = {row["stage"]: row for row in content["accuracy"]}
+    assert 0.8 < figures["topk"]["recall"] < 1
+    assert 30 < figures["compress_norm_rope_insert"]["snr_db"] < 34
+    assert figures["sparse_attention"]["lse_error_fp32"] > 0
+    assert content["outcomes"][0]["status"] == "pass"
+
+
+def test_csv_has_a_line_per_outcome():
+    rows = list(csv.DictReader(io.StringIO(output("--only", "12", "--format", "csv"))))
+    assert [(row["row"], row["layer"], row["status"]) for row in rows] == [("12", "c4a", "pass"), ("12", "dsa", "pass")]
+
+
+def test_a_failure_ends_with_exit_code_5_and_a_file_that_replays_it(provider, tmp_path):
+    saved = tmp_path / "failures"
+    with pytest.raises(MeasurementError, match=r"not conformant: 2 fail") as error:
+        output("--provider", f"{provider}:Faulty", "--only", "12", "--save", str(saved))
+    assert error.value.exit_code == 5
+    files = sorted(saved.iterdir())
+    assert [path.name for path in files] == ["row12-c4a-fp8+fp8.pt", "row12-dsa-fp8+fp8.pt"]
+    with pytest.raises(MeasurementError):
+        output("--provider", f"{provider}:Faulty", "--replay", str(files[0]))
+    assert "pass" in output("--provider", f"{provider}:Right", "--replay", str(files[0]))
+
+
+def test_a_provider_of_one_stage_skips_the_rows_about_others(provider):
+    content = json.loads(output("--provider", f"{provider}:Right", "--only", "7", "--only", "19", "--format", "json"))
+    assert {row["row"]: row["status"] for row in content["outcomes"]} == {7: "skipped", 19: "pass"}
+
+
+def test_nothing_checked_is_not_a_pass(provider):
+    with pytest.raises(MeasurementError, match="nothing of .* was checked: the provider has none of its stages"):
+        output("--provider", f"{provider}:Right", "--only", "7")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--only", "99"], "neither a row nor a stage"),
+        (["--cache", "fp8"], r"expected MAIN\+INDEXER"),
+        (["--provider", "nobody"], "unknown provider"),
+        (["--replay", "missing.pt"], "no such file"),
+    ],
+)
+def test_wrong_input_is_refused_in_a_sentence(words, message):
+    with pytest.raises(UserError, match=message):
+        output(*words)
+
+
+def test_the_provider_of_the_documentation_is_conformant():
+    """docs/providers.md prints this file; what it claims to implement is checked here."""
+    root = Path(__file__).parents[3]
+    text = (root / "docs" / "providers.md").read_text()
+    code = text.split("```python\n")[1].split("```")[0]
+    assert code == (root / "docs" / "examples" / "my_topk.py").read_text()
+    assert len([line for line in code.splitlines() if line]) <= 20
+    assert "pass" in output("--provider", f"{root / 'docs/examples/my_topk.py'}:MyTopk", "--only", "12")
