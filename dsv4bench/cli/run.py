@@ -15,6 +15,7 @@ from dsv4bench.analysis.roofline import Peaks
 from dsv4bench.errors import MeasurementError, UserError
 from dsv4bench.model.gpus import gpu_named, gpu_of_device
 from dsv4bench.providers.registry import require_known
+from dsv4bench.report import quantity
 from dsv4bench.report.records import Record, Shown, records_csv, records_json, records_markdown, records_table
 from dsv4bench.results.run_directory import Run, new_run_path, read_run
 from dsv4bench.scenario.case import Case
@@ -195,8 +196,8 @@ def _closing(run: Run) -> list[str]:
     total = sum(run.manifest.spent.values())
     if total:
         parts = sorted(run.manifest.spent.items(), key=lambda item: -item[1])
-        shown = ", ".join(f"{purpose} {seconds:.1f} s" for purpose, seconds in parts if seconds >= 0.05)
-        lines.append(f"{total:.1f} s of wall time: {shown}")
+        shown = ", ".join(f"{purpose} {quantity.seconds(spent)}" for purpose, spent in parts)
+        lines.append(f"{quantity.seconds(total)} of wall time: {shown}")
     shares = [row.extra["timer_share"] for row in run.rows if "timer_share" in row.extra]
     if shares:
         lines.append(f"reading the timer: at most {max(shares):.2%} of any layer time")
