@@ -51,7 +51,7 @@ _INDEXER_COMPRESSOR_PROJECTION = _stage(
     "indexer_compressor_projection", "x weight=w_indexer_compressor", "indexer_kv_score"
 )
 _QKV_NORM = _stage("qkv_norm", "qkv_latent q_norm_weight kv_norm_weight eps", "q_latent kv")
-_QUERY_PROJECTION = _stage("query_projection", "q_latent weight=w_q", "q")
+_QUERY_PROJECTION = _stage("query_projection", "q_latent weight=w_q head_dim", "q")
 _QUERY_NORM_ROPE_INSERT = _stage(
     "query_norm_rope_insert", "q kv positions cos_sin window_cache window_slots eps", "q_rotated", "window_cache"
 )

@@ -92,6 +92,7 @@ def constants(shape: ModelShape, kind: LayerKind, precision: CachePrecision) -> 
     return {
         "eps": shape.rms_norm_eps,
         "ratio": kind.ratio,
+        "head_dim": shape.head_dim,
         "softmax_scale": shape.softmax_scale,
         "index_topk": shape.index_topk,
         "indexer_precision": precision.indexer,

@@ -34,12 +34,9 @@ def project_fp32(*, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.cat([linear(wide, rows.float()) for rows in torch.split(weight, WIDEN_ROWS)], dim=-1)
 
 
-def query_projection(*, q_latent: torch.Tensor, weight: Weight) -> torch.Tensor:
-    """Queries: [T, rq] · [H·D, rq] → [T, H, D].
-
-    D follows from the rows: heads are a power of two, so rows that 3 divides are V3.2's 192 dims per head.
-    """
-    return torch.unflatten(project(x=q_latent, weight=weight), -1, (-1, 512 if weight.shape[0] % 3 else 192))
+def query_projection(*, q_latent: torch.Tensor, weight: Weight, head_dim: int) -> torch.Tensor:
+    """Queries: [T, rq] · [H·D, rq] → [T, H, D]."""
+    return torch.unflatten(project(x=q_latent, weight=weight), -1, (-1, head_dim))
 
 
 def indexer_query_projection(*, q_latent: torch.Tensor, weight: Weight) -> torch.Tensor:

@@ -39,10 +39,9 @@ def indexer_key_projection(*, x: torch.Tensor, weight: torch.Tensor) -> torch.Te
     return _linear(x, weight).to(x.dtype)
 
 
-def query_projection(*, q_latent: torch.Tensor, weight: Weight) -> torch.Tensor:
-    """Queries from the normed latent: [T, rq] → [T, H, D]; D is 512, or 192 (V3.2) if 3 divides the
-    weight's rows: heads are a power of two."""
-    return _heads(q_latent, weight, 512 if weight.shape[0] % 3 else 192)
+def query_projection(*, q_latent: torch.Tensor, weight: Weight, head_dim: int) -> torch.Tensor:
+    """Queries from the normed latent: [T, rq] → [T, H, head_dim]; 512, for V3.2 192."""
+    return _heads(q_latent, weight, head_dim)
 
 
 def indexer_query_projection(*, q_latent: torch.Tensor, weight: Weight) -> torch.Tensor:

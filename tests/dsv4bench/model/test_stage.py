@@ -2,7 +2,9 @@ from dsv4bench.model.shape import LayerKind
 from dsv4bench.model.stage import STAGE_NAMES, STAGES
 
 KEPT = ("_weight", "_bias", "_ape", "_cache", "_state")
-SCALARS = {"eps", "ratio", "softmax_scale", "index_topk", "indexer_precision", "rope_style", "o_groups", "o_precision"}
+SCALARS = {
+    "eps", "head_dim", "ratio", "softmax_scale", "index_topk", "indexer_precision", "rope_style", "o_groups", "o_precision",
+}  # fmt: skip
 METADATA = {
     "positions", "token_to_request", "window_slots", "compressed_slots", "state_slots", "block_table",
     "state_block_table", "window_indices", "window_lens", "candidate_lens", "max_candidates", "cos_sin",
