@@ -3,7 +3,8 @@ from dsv4bench.model.stage import STAGE_NAMES, STAGES
 
 KEPT = ("_weight", "_bias", "_ape", "_cache", "_state")
 SCALARS = {
-    "eps", "head_dim", "ratio", "softmax_scale", "index_topk", "indexer_precision", "rope_style", "o_groups", "o_precision",
+    "eps", "head_dim", "ratio", "softmax_scale", "index_topk", "indexer_precision", "rope_style", "o_groups",
+    "o_precision",
 }  # fmt: skip
 METADATA = {
     "positions", "token_to_request", "window_slots", "compressed_slots", "state_slots", "block_table",
