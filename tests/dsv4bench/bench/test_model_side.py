@@ -1,6 +1,8 @@
 """A model as a side: every layer runs in order over its own values, each kind is timed, every layer is checked."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +18,7 @@ from dsv4bench.model.shape import LayerKind
 from dsv4bench.results.row import Status
 from dsv4bench.scenario.expand import expand
 from dsv4bench.stack.model import prepare_model
-from tests.dsv4bench.bench.small import small_scenario
+from tests.dsv4bench.bench.small import small_config, small_scenario
 
 KINDS = (LayerKind.SWA, LayerKind.C4A, LayerKind.C128A, LayerKind.C4A, LayerKind.C128A, LayerKind.C4A)
 
@@ -88,12 +90,16 @@ def test_models_do_not_share_a_group_with_layers(case):
 def test_a_model_scenario_runs_to_a_row_with_a_time_per_kind(tmp_path):
     from dsv4bench.bench.session import Request, start_run
 
-    scenario = small_scenario(tmp_path, kind="model", layers=None, timing={"rounds": 1, "iterations": 1, "warmup": 0})
+    four = json.loads(Path(small_config(tmp_path)).read_text())
+    four |= {"num_hidden_layers": 4, "compress_ratios": [0, 4, 128, 4, 0]}
+    (tmp_path / "four.json").write_text(json.dumps(four))
+    timing = {"rounds": 1, "iterations": 1, "warmup": 0}
+    scenario = small_scenario(tmp_path, kind="model", layers=None, model=str(tmp_path / "four.json"), timing=timing)
     run = start_run(Request(scenario, expand(scenario), "cpu"), tmp_path / "run", lambda event: None)
     (row,) = run.rows
     assert row.status is Status.OK, row.reason
     assert [stage.name for stage in row.stages] == ["swa", "c4a", "c128a"]
-    assert [stage.extra["layers"] for stage in row.stages] == [2, 21, 20]
+    assert [stage.extra["layers"] for stage in row.stages] == [1, 2, 1]
     assert row.layer.median > max(stage.timing.median for stage in row.stages)
     assert row.memory.ideal_bytes == sum(s.extra["layers"] * s.extra["ideal_bytes"] for s in row.stages)
     assert row.case["copies"] == 2
