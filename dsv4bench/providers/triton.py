@@ -4,6 +4,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+import triton
+
 from dsv4bench.providers.base import SUPPORTED, Need, Support
 
 LAUNCHERS = {
@@ -28,8 +30,8 @@ class TritonProvider:
     name = "triton"
 
     def supports(self, need: Need) -> Support:
-        """CUDA, bf16 activations, fp8 or bf16 caches, fp4 for the indexer."""
-        if need.device != "cuda":
+        """CUDA (or Triton's interpreter), bf16 activations, fp8 or bf16 caches, fp4 for the indexer."""
+        if need.device != "cuda" and not triton.knobs.runtime.interpret:
             return Support.no(f"provider {self.name} runs on cuda, not on {need.device}")
         if need.main not in MAIN_PRECISIONS:
             return Support.no(

@@ -3,6 +3,7 @@
 What a fusion saves is told from what a fast kernel saves: ``eager`` is the naive baseline, this is the competent one.
 """
 
+import triton
 from dsv4_kernels import triton_unfused
 
 from dsv4bench.model.shape import LayerKind
@@ -18,8 +19,8 @@ class TritonUnfusedProvider:
     name = "triton-unfused"
 
     def supports(self, need: Need) -> Support:
-        """CUDA, V4 layers, fp8 or bf16 main caches, fp8 or fp4 indexer."""
-        if need.device != "cuda":
+        """CUDA (or Triton's interpreter), V4 layers, fp8 or bf16 main caches, fp8 or fp4 indexer."""
+        if need.device != "cuda" and not triton.knobs.runtime.interpret:
             return Support.no(f"provider {self.name} runs on cuda, not on {need.device}")
         if need.kind is LayerKind.DSA:
             return Support.no(f"provider {self.name} takes V4's fused stages apart; it has none of V3.2's")
