@@ -211,7 +211,8 @@ def flash_mla_with_kvcache(
     extra = {"compressed_cache": None, "compressed_indices": None, "compressed_lens": None}
     window = {"window_cache": None, "window_indices": None, "window_lens": None}
     if q.shape[3] == 576:
-        lens = (indices[:, 0] >= 0).sum(1).int()
+        assert topk_length is None, "V3.2 has no lengths"
+        lens = torch.full((len(q),), indices.shape[2], dtype=torch.int32)
         extra = {"compressed_cache": paged(k_cache), "compressed_indices": indices[:, 0], "compressed_lens": lens}
     else:
         window = {"window_cache": paged(k_cache), "window_indices": indices[:, 0], "window_lens": topk_length}
@@ -264,7 +265,7 @@ def flash_mla_sparse_fwd(q, kv, indices, sm_scale, d_v=512, attn_sink=None, topk
     assert indices.shape[2] % 128 == 0
     rows, listed = kv[:, 0].float(), indices[:, 0].long()
     seen = (torch.arange(listed.shape[1]) < topk_length[:, None]) & (listed >= 0)
-    keys = rows[listed.clamp_min(0)]
+    keys = torch.where(seen[..., None], rows[listed.clamp_min(0)], 0.0)  # the workspace is not initialised
     scores = (torch.einsum("thd,tkd->thk", q.float(), keys) * sm_scale).masked_fill(~seen[:, None], -torch.inf)
     lse = scores.logsumexp(-1)
     weights = (scores - lse[..., None]).exp()
