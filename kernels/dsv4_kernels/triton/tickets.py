@@ -2,7 +2,8 @@
 
 A kernel that splits one result over several programs has each draw a ticket; the holder of the last one combines the
 parts and puts the counter back to zero. The counters are therefore zeroed once, ahead of any CUDA graph, and every
-stream has its own, since two launches that share them must not overlap.
+stream has its own, since two launches that share them must not overlap; for the same reason, graphs that were captured
+on one stream must not replay at the same time.
 """
 
 import torch
