@@ -9,11 +9,18 @@ from dsv4_kernels.cache import PagedCache
 from dsv4_kernels.formats import FORMATS, state_row_floats
 from dsv4_kernels.triton.compress_norm_rope_insert import compress_norm_rope_insert
 from dsv4_kernels.triton.compressor_state_save import compressor_state_save
+from dsv4_kernels.triton.gather_dequant import gather_dequant
 from dsv4_kernels.triton.index_map import index_map
+from dsv4_kernels.triton.indexer_key_insert import indexer_key_insert
+from dsv4_kernels.triton.indexer_logits import indexer_logits
 from dsv4_kernels.triton.indexer_query_rope_quant import indexer_query_rope_quant
 from dsv4_kernels.triton.inverse_rope_quant import inverse_rope_quant
+from dsv4_kernels.triton.latent_insert import latent_insert
 from dsv4_kernels.triton.qkv_norm import qkv_norm
 from dsv4_kernels.triton.query_norm_rope_insert import query_norm_rope_insert
+from dsv4_kernels.triton.query_rope import query_rope
+from dsv4_kernels.triton.sparse_attention import sparse_attention
+from dsv4_kernels.triton.topk import topk
 
 FEW, SOME, MANY = 1, 128, 8192
 """Token counts that reach every row of the tuning tables."""
@@ -178,5 +185,73 @@ def _unfused() -> dict[str, Case]:
     }
 
 
-CASES: dict[str, Case] = {**_elementwise(), **_unfused()}
+def _attention(name: str, heads: int, splits: int) -> None:
+    latent = name.startswith("latent")
+    indices, lens = _meta(SOME, 512, dtype=torch.int32), _meta(SOME, dtype=torch.int32)
+    sparse_attention(
+        q=_meta(SOME, heads, 576 if latent else 512), window_cache=None if latent else _cache(name, 64),
+        window_indices=None if latent else _meta(SOME, 128, dtype=torch.int32), window_lens=None if latent else lens,
+        compressed_cache=_cache(name, 64), compressed_indices=indices, compressed_lens=lens,
+        sink=None if latent else _meta(heads, dtype=torch.float32), softmax_scale=0.04, splits=splits,
+    )  # fmt: skip
+
+
+def _logits(tokens: int, precision: str) -> None:
+    dtype = {"fp8": torch.float8_e4m3fn, "fp4": torch.uint8, "bf16": torch.bfloat16}[precision]
+    indexer_logits(
+        index_q_values=_meta(tokens, 64, 64 if precision == "fp4" else 128, dtype=dtype),
+        index_q_scales=_meta(tokens, 64, 4, dtype=torch.uint8) if precision == "fp4" else None,
+        index_weights=_meta(tokens, 64, dtype=torch.float32), indexer_cache=_cache(f"indexer-{precision}", 64),
+        block_table=_meta(tokens, 64, dtype=torch.int32), token_to_request=_meta(tokens, dtype=torch.int32),
+        candidate_lens=_meta(tokens, dtype=torch.int32), max_candidates=4096,
+    )  # fmt: skip
+
+
+def _topk(width: int, k: int) -> None:
+    topk(logits=_meta(2, width, dtype=torch.float32), candidate_lens=_meta(2, dtype=torch.int32), k=k)
+
+
+def _latent() -> None:
+    cache = _cache("latent-fp8", 64)
+    latent_insert(
+        kv=_meta(SOME, 512), qkv_latent=_meta(SOME, 2112), positions=_long(SOME), cos_sin=_table(), cache=cache,
+        slots=_long(SOME),
+    )  # fmt: skip
+    query_rope(q=_meta(SOME, 128, 192), q_absorbed=_meta(SOME, 128, 512), positions=_long(SOME), cos_sin=_table())
+    norm = _meta(128, dtype=torch.float32)
+    indexer_key_insert(
+        index_k=_meta(SOME, 128), norm_weight=norm, norm_bias=norm, positions=_long(SOME), cos_sin=_table(),
+        cache=_cache("indexer-fp8", 64), slots=_long(SOME), eps=1e-6,
+    )  # fmt: skip
+
+
+def _gather() -> None:
+    lens = _meta(2, dtype=torch.int32)
+    gather_dequant(
+        cache=_cache("main-fp8", 64), block_table=_meta(2, 64, dtype=torch.int32), firsts=lens, lens=lens, max_len=1024,
+        out=_meta(2, 2048, 512), offset=0,
+    )  # fmt: skip
+
+
+def _selection() -> dict[str, Case]:
+    # on sm_90 main fp8 entries take the Gluon form; the plain one's tiles do not fit into registers
+    spills = {"main-fp8": 1024, "main-bf16": 0, "latent-fp8": 1024, "latent-bf16": 1024}
+    cases = {
+        f"sparse_attention {name} H={heads} splits={splits}": Case(
+            lambda n=name, h=heads, s=splits: _attention(n, h, s), spills[name]
+        )
+        for name, heads, splits in (
+            ("main-fp8", 64, 1), ("main-fp8", 64, 4), ("main-fp8", 16, 4), ("main-bf16", 64, 4), ("latent-fp8", 128, 4),
+            ("latent-bf16", 128, 4),
+        )
+    }  # fmt: skip
+    for precision in ("fp8", "fp4", "bf16"):
+        cases[f"indexer_logits T={SOME} {precision}"] = Case(lambda p=precision: _logits(SOME, p))
+    cases["indexer_logits T=1 fp8"] = Case(lambda: _logits(FEW, "fp8"))
+    for width, k in ((2048, 512), (16384, 1024), (262144, 512)):
+        cases[f"topk {width} k={k}"] = Case(lambda w=width, n=k: _topk(w, n))
+    return cases | {"latent stages": Case(_latent), "gather_dequant": Case(_gather)}
+
+
+CASES: dict[str, Case] = {**_elementwise(), **_unfused(), **_selection()}
 """Every launch by name. A kernel family adds its own with ``CASES.update``."""

@@ -16,8 +16,14 @@ LAUNCHERS = {
     "indexer_query_rope_quant": "indexer_query_rope_quant",
     "indexer_state_save": "compressor_state_save",
     "indexer_compress_insert": "compress_norm_rope_insert",
+    "indexer_logits": "indexer_logits",
+    "topk": "topk",
     "index_map": "index_map",
+    "sparse_attention": "sparse_attention",
     "inverse_rope_quant": "inverse_rope_quant",
+    "query_rope": "query_rope",
+    "latent_insert": "latent_insert",
+    "indexer_key_insert": "indexer_key_insert",
 }
 """Stage → module of ``dsv4_kernels.triton`` that holds its launcher, a function named like the stage."""
 MAIN_PRECISIONS = ("fp8", "bf16")

@@ -5,10 +5,10 @@ half of the output columns, which is all that registers hold (64 x 256 in fp32).
 turns, so that one's softmax hides behind the other's matrix products; weights and running maxima change hands through
 shared memory. The producer fetches records into registers, dequantises and publishes tiles through a ring of two.
 
-Tiles, queries and weights are fp16, not bf16: e4m3 to fp16 is one instruction a pair and the power-of-two scale one more,
-where bf16 takes three times as many. Every e4m3 value times a scale of 2^-15 .. 2^7 is exact in fp16; smaller scales lose
-less than 2^-25 absolute (3e-4 of the smallest block maximum that quantisers store, 1e-4); larger ones, which need keys
-beyond +-57,344, are taken as 2^7, and queries are clamped to +-65,504.
+Tiles, queries and weights are fp16, not bf16: e4m3 to fp16 is one instruction a pair and the power-of-two scale one
+more, where bf16 takes three times as many. Every e4m3 value times a scale of 2^-15 .. 2^7 is exact in fp16; smaller
+scales lose less than 2^-25 absolute (3e-4 of the smallest block maximum that quantisers store, 1e-4); larger ones,
+which need keys beyond +-57,344, are taken as 2^7, and queries are clamped to +-65,504.
 """
 
 import triton.language as tl
@@ -35,10 +35,21 @@ _LARGEST_FP16 = tl.constexpr(65504.0)
 _LOG2E = tl.constexpr(1.4426950408889634)
 _LN2 = tl.constexpr(0.6931471805599453)
 
+_PACK_BF16 = tl.constexpr("cvt.rn.bf16x2.f32 $0, $2, $1;")
+"""Two fp32, the lower first, to a word of two bf16."""
+
 _S_MMA = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 _O_MMA = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16]))
 _S_ROWS = gl.constexpr(gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])))
 _O_ROWS = gl.constexpr(gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])))
+
+_O_WORDS = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[8, 0], [0, 4], [0, 8], [0, 16], [0, 32], [0, 64]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
+        [[16, 0], [32, 0]], [], [64, 128],
+    )
+)  # fmt: skip
+"""Output pairs [64, 128] where the accumulator holds them."""
 
 _DEQUANTISE = tl.constexpr("""
 {
@@ -231,7 +242,8 @@ def _shrink(acc, keep):
 def _store_queries(q, q_head_stride, place, queries, queried, OWNER: gl.constexpr):
     """Convert this consumer's half of the query columns to fp16 in shared memory and wait for the other half."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])
-    token, head, split, num_heads, num_splits = place
+    head = place[1]
+    num_heads = place[3]
     row = gl.arange(0, HEADS, layout=gl.SliceLayout(1, LAYOUT))
     column = OWNER * _HALF + gl.arange(0, _HALF, layout=gl.SliceLayout(0, LAYOUT))
     pointers = q + gl.expand_dims(row * q_head_stride, 1) + gl.expand_dims(column, 0)
@@ -261,6 +273,19 @@ def _score(queries, current):
 
 
 @gluon.jit
+def _store_bf16(values, target, head, num_heads, OWNER: gl.constexpr):
+    """Store [64, 256] as words of two bf16: single conversions run at an eighth of the rate of packed ones."""
+    even, odd = gl.split(gl.reshape(values, [HEADS, _HALF // 2, 2]))
+    words = gl.inline_asm_elementwise(_PACK_BF16, "=r,r,r", [even, odd], dtype=gl.int32, is_pure=True, pack=1)
+    words = gl.convert_layout(words, _O_WORDS, assert_trivial=True)
+    heads = head + gl.arange(0, HEADS, layout=gl.SliceLayout(1, _O_WORDS))
+    columns = OWNER * (_HALF // 2) + gl.arange(0, _HALF // 2, layout=gl.SliceLayout(0, _O_WORDS))
+    offsets = gl.expand_dims(heads * 256, 1) + gl.expand_dims(columns, 0)
+    mine = gl.expand_dims(heads < num_heads, 1)
+    gl.store(target.to(gl.pointer_type(gl.int32)) + offsets, words, mask=mine)
+
+
+@gluon.jit
 def _finish(acc, top, total, tops, totals, done, place, sink, outputs, OWNER: gl.constexpr,
             HAS_SINK: gl.constexpr, SPLIT: gl.constexpr):  # fmt: skip
     """Join the consumers' totals, normalise this one's columns and store them."""
@@ -283,7 +308,7 @@ def _finish(acc, top, total, tops, totals, done, place, sink, outputs, OWNER: gl
         row = (token.to(gl.int64) * num_splits + split) * num_heads
         if OWNER == 0:
             gl.store(partial_lse + row + heads, natural, mask=mine)
-        gl.store(partial + row * 512 + offsets, _shrink(acc, norm).to(gl.bfloat16), mask=o_mine)
+        gl.store(partial + row * 512 + offsets, _shrink(acc, norm), mask=o_mine)
     else:
         row = token.to(gl.int64) * num_heads
         if HAS_SINK:
@@ -291,12 +316,14 @@ def _finish(acc, top, total, tops, totals, done, place, sink, outputs, OWNER: gl
             norm = norm / (1.0 + gl.exp2((logit - gl.where(seen_any, natural, 0.0)) * _LOG2E))
         if OWNER == 0:
             gl.store(lse + row + heads, natural, mask=mine)
-        gl.store(out + row * 512 + offsets, _shrink(acc, norm).to(gl.bfloat16), mask=o_mine)
+        _store_bf16(_shrink(acc, norm), out + row * 512, head, num_heads, OWNER)
 
 
 @gluon.jit
-def _consume_even(start, end, zero, lists, scale, q, q_head_stride, queries, keys, weights, tops, totals, queried, full, empty, ready, done,
-                  place, sink, outputs, HAS_SINK: gl.constexpr, SPLIT: gl.constexpr):  # fmt: skip
+def _consume_even(
+    start, end, zero, lists, scale, q, q_head_stride, queries, keys, weights, tops, totals, queried, full, empty, ready,
+    done, place, sink, outputs, HAS_SINK: gl.constexpr, SPLIT: gl.constexpr,
+):  # fmt: skip
     """Score the even tiles; accumulate output columns 0..255 of all."""
     column = gl.arange(0, TILE, layout=gl.SliceLayout(0, _S_MMA))
     acc = gl.zeros([HEADS, _HALF], gl.float32, _O_MMA)
@@ -304,7 +331,7 @@ def _consume_even(start, end, zero, lists, scale, q, q_head_stride, queries, key
     total = gl.zeros([HEADS], gl.float32, _S_ROWS)
     _store_queries(q, q_head_stride, place, queries, queried, 0)
     pairs = (end - start) // 2
-    for pair in range(0, pairs):
+    for pair in range(pairs):
         phase = pair & 1
         query, even, odd = _buffers(queries, keys, pair & zero)
         seen = _slots(start + 2 * pair, column, *lists) >= 0
@@ -346,8 +373,10 @@ def _consume_even(start, end, zero, lists, scale, q, q_head_stride, queries, key
 
 
 @gluon.jit
-def _consume_odd(start, end, zero, lists, scale, q, q_head_stride, queries, keys, weights, tops, totals, queried, full, empty, ready, done,
-                 place, sink, outputs, HAS_SINK: gl.constexpr, SPLIT: gl.constexpr):  # fmt: skip
+def _consume_odd(
+    start, end, zero, lists, scale, q, q_head_stride, queries, keys, weights, tops, totals, queried, full, empty, ready,
+    done, place, sink, outputs, HAS_SINK: gl.constexpr, SPLIT: gl.constexpr,
+):  # fmt: skip
     """Score the odd tiles; accumulate output columns 256..511 of all."""
     column = gl.arange(0, TILE, layout=gl.SliceLayout(0, _S_MMA))
     acc = gl.zeros([HEADS, _HALF], gl.float32, _O_MMA)
@@ -355,7 +384,7 @@ def _consume_odd(start, end, zero, lists, scale, q, q_head_stride, queries, keys
     total = gl.zeros([HEADS], gl.float32, _S_ROWS)
     _store_queries(q, q_head_stride, place, queries, queried, 1)
     pairs = (end - start) // 2
-    for pair in range(0, pairs):
+    for pair in range(pairs):
         phase = pair & 1
         query, even, odd = _buffers(queries, keys, pair & zero)
         seen = _slots(start + 2 * pair + 1, column, *lists) >= 0
@@ -467,12 +496,12 @@ def sparse_attention_kernel(
                 start, end, lists, caches, words, records, factors, full, empty, W_ENTRIES, C_ENTRIES, UNIT,
             )),
             (_consume_even, (
-                start, end, zero, lists, scale, q, q_head_stride, queries, keys, weights, tops, totals, queried, full, empty,
-                ready, done, place, sink, outputs, HAS_SINK, SPLIT,
+                start, end, zero, lists, scale, q, q_head_stride, queries, keys, weights, tops, totals, queried, full,
+                empty, ready, done, place, sink, outputs, HAS_SINK, SPLIT,
             )),
             (_consume_odd, (
-                start, end, zero, lists, scale, q, q_head_stride, queries, keys, weights, tops, totals, queried, full, empty,
-                ready, done, place, sink, outputs, HAS_SINK, SPLIT,
+                start, end, zero, lists, scale, q, q_head_stride, queries, keys, weights, tops, totals, queried, full,
+                empty, ready, done, place, sink, outputs, HAS_SINK, SPLIT,
             )),
         ],
         [4, 4],

@@ -70,7 +70,7 @@ def gather_dequant(
         return
     blocks = triton.cdiv(max_len, _TILE)
     _gather_dequant[(blocks, out.shape[0])](
-        cache.pages, cache.pages.stride(0), block_table, block_table.stride(0), firsts, lens, out, out.stride(0), offset,
-        ENTRIES=cache.entries, FORMAT=cache.format.name, TILE=_TILE, num_warps=4,
+        cache.pages, cache.pages.stride(0), block_table, block_table.stride(0), firsts, lens, out, out.stride(0),
+        offset, ENTRIES=cache.entries, FORMAT=cache.format.name, TILE=_TILE, num_warps=4,
         **launch_options(blocks * out.shape[0]),
     )  # fmt: skip

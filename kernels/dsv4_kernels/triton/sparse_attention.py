@@ -22,10 +22,14 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 _LN2 = tl.constexpr(0.6931471805599453)
 _MAX_SPLITS = 128
 
-# Planning constants in microseconds, NVIDIA H200, 2026-11: see kernels/NOTES.md
-_TILE_COST = {"gluon": 1.8, "plain": 8.0}
-_COMBINE_COST = 1.0
-_PARTIAL_BYTES_PER_US = 5.0e6
+# Microseconds on an NVIDIA H200, 2026-11-29: see kernels/NOTES.md
+_TILE_COST = {"gluon": 2.7, "plain": 8.0}
+_JOIN_COST = 0.5
+_JOIN_ROUND_COST = 1.0
+_PARTIAL_BYTES_PER_US = {"cached": 6.0e6, "uncached": 2.7e6}
+_ENTRY_BYTES = 584
+_CACHE_SHARE = 0.8
+_JOINED_AT_ONCE = 32
 
 
 @triton.jit
@@ -223,12 +227,12 @@ def _combine(
 ) -> None:
     """Launch the joining of partial outputs [T, splits, H, 512]: about 4,096 values a program."""
     tokens, splits, heads, width = partial.shape
-    at_once = min(32, triton.next_power_of_2(splits))
+    at_once = min(_JOINED_AT_ONCE, triton.next_power_of_2(splits))
     width = min(width, 4096 // at_once)
     _combine_kernel[(tokens * heads, 512 // width)](
         partial, partial_lse, lse if sink is None else sink, out, lse, heads, splits, HAS_SINK=sink is not None,
-        SPLITS=at_once, ROUNDS=triton.next_power_of_2(triton.cdiv(splits, at_once)), WIDTH=width,
-        num_warps=1 if at_once <= 2 else 2 if at_once <= 4 else 4, **launch_options(),
+        SPLITS=at_once, ROUNDS=_join_rounds(splits), WIDTH=width,
+        **launch_options(),
     )  # fmt: skip
 
 
@@ -289,9 +293,9 @@ def sparse_attention(
     tiles = sum(triton.cdiv(source.indices.shape[1], tile) for source in (window, compressed) if source)
     blocks = tokens * triton.cdiv(heads, heads_per_program)
     if splits is None:
-        splits = plan_splits(blocks, tiles, heads_per_program, _processors(q.device), "gluon" if gluon else "plain")
+        splits = plan_splits(tokens, heads, tiles, heads_per_program, _gpu(q.device), "gluon" if gluon else "plain")
     split = splits > 1
-    partial = torch.empty((tokens, splits, heads, 512) if split else (1,), dtype=q.dtype, device=q.device)
+    partial = torch.empty((tokens, splits, heads, 512) if split else (1,), dtype=torch.float32, device=q.device)
     partial_lse = torch.empty((tokens, splits, heads) if split else (1,), dtype=torch.float32, device=q.device)
     arguments = (
         q, q.stride(0), q.stride(1), *first.arguments(), *second.arguments(),
@@ -305,7 +309,12 @@ def sparse_attention(
         from dsv4_kernels.gluon.sparse_attention import MAX_REGISTERS, PRODUCER_WARPS, sparse_attention_kernel
 
         sparse_attention_kernel[(blocks * splits,)](
-            *arguments, **constants, UNIT=unit, num_warps=PRODUCER_WARPS, maxnreg=MAX_REGISTERS, **launch_options(blocks * splits)
+            *arguments,
+            **constants,
+            UNIT=unit,
+            num_warps=PRODUCER_WARPS,
+            maxnreg=MAX_REGISTERS,
+            **launch_options(blocks * splits),
         )
     else:
         # numpy has no bf16 products: the interpreter multiplies in fp32
@@ -339,17 +348,18 @@ class _Source:
 
 
 def _gluon_unit(q: torch.Tensor, first: _Source, second: _Source) -> int:
-    """Bytes in which the Hopper form can count record offsets, 0 where it does not apply.
-
-    It needs Hopper, main fp8 entries and rows that allow 16-byte loads; its offsets are 31-bit.
-    """
-    if triton.knobs.runtime.interpret or not q.is_cuda or torch.cuda.get_device_capability(q.device)[0] != 9:
+    """Bytes in which the Hopper form counts record offsets, 0 where it does not apply."""
+    if triton.knobs.runtime.interpret:
         return 0
-    return offset_unit(q, first.cache, second.cache)
+    target = triton.runtime.driver.active.get_current_target()
+    return offset_unit(q, first.cache, second.cache) if (target.backend, target.arch) == ("cuda", 90) else 0
 
 
 def offset_unit(q: torch.Tensor, first: PagedCache, second: PagedCache) -> int:
-    """The part of the Hopper form's conditions that concerns formats, strides and sizes: 64, 16 or 0."""
+    """Bytes in which 31 bits count the offset of any record of either cache: 64, 16, or 0 where the Hopper form can't.
+
+    It needs main fp8 entries, rows that allow 16-byte loads, and page strides that are multiples of the result.
+    """
     aligned = all(cache.pages.data_ptr() % 16 == 0 for cache in (first, second)) and q.data_ptr() % 16 == 0
     if first.format.name != "main-fp8" or not aligned or q.stride(0) % 8 or q.stride(1) % 8:
         return 0
@@ -362,25 +372,40 @@ def offset_unit(q: torch.Tensor, first: PagedCache, second: PagedCache) -> int:
 
 
 @lru_cache
-def plan_splits(blocks: int, tiles: int, heads: int, processors: int, form: str) -> int:
+def plan_splits(tokens: int, heads: int, tiles: int, per_program: int, gpu: tuple[int, int], form: str) -> int:
     """Shares per token that finish first: full waves of short programs against the traffic of joining them.
 
     Args:
-        blocks: (token, head block) pairs.
+        tokens: tokens of the step.
+        heads: query heads.
         tiles: largest number of tiles a token can have.
-        heads: heads per block.
-        processors: multiprocessors, one program each.
+        per_program: heads of a program.
+        gpu: multiprocessors, one program each, and bytes of L2.
         form: kernel whose measured tile cost applies.
     """
+    processors, cache = gpu
+    blocks = tokens * triton.cdiv(heads, per_program)
 
     def cost(splits: int) -> float:
-        waves = triton.cdiv(blocks * splits, processors)
-        joined = blocks * splits * heads * 512 * 2 * 2 / _PARTIAL_BYTES_PER_US
-        return waves * triton.cdiv(tiles, splits) * _TILE_COST[form] + (_COMBINE_COST + joined if splits > 1 else 0.0)
+        computed = triton.cdiv(blocks * splits, processors) * triton.cdiv(tiles, splits) * _TILE_COST[form]
+        if splits == 1:
+            return computed
+        moved = tokens * heads * splits * 512 * 4 * 2
+        read = tokens * tiles * _TILE * _ENTRY_BYTES
+        rate = _PARTIAL_BYTES_PER_US["cached" if moved + read < _CACHE_SHARE * cache else "uncached"]
+        return computed + _JOIN_COST + _JOIN_ROUND_COST * _join_rounds(splits) + moved / rate
 
     return min(range(1, min(max(tiles, 1), _MAX_SPLITS) + 1), key=cost)
 
 
+def _join_rounds(splits: int) -> int:
+    return triton.next_power_of_2(triton.cdiv(splits, _JOINED_AT_ONCE))
+
+
 @lru_cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+def _gpu(device: torch.device) -> tuple[int, int]:
+    """Multiprocessors and bytes of L2."""
+    if device.type != "cuda":
+        return 2, 1 << 20
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count, properties.L2_cache_size

@@ -83,9 +83,7 @@ def _threshold(values, low, high, k, slack):
         reached_second = both >> 16
         high = tl.where(reached_first < k, first, tl.where(reached_second < k, second, high))
         low = tl.where(reached_second >= k, second, tl.where(reached_first >= k, first, low))
-        reached = tl.where(
-            reached_second >= k, reached_second, tl.where(reached_first >= k, reached_first, reached)
-        )
+        reached = tl.where(reached_second >= k, reached_second, tl.where(reached_first >= k, reached_first, reached))
         middle = low * 0.5 + high * 0.5
     return low
 
@@ -235,7 +233,7 @@ def _filter_kernel(
         tops = tl.load(maxima + token * groups + every, mask=every < groups, other=float("-inf"))
         index = _shared_index(part, parts, ROWS, COLUMNS)
         values = _values(logits + token * logits_stride, index, length)
-        low, high = _filter_threshold(tops, k)
+        low, _ = _filter_threshold(tops, k)
         flags = values >= low
         count = _total(flags.to(tl.int32))
         tl.atomic_xchg(counts + token * parts + part, count + 1, sem="release")
@@ -248,7 +246,13 @@ def _filter_kernel(
             waiting = part - tl.sum((published > 0).to(tl.int32), axis=0)
             total = tl.sum(published, axis=0) - part
         _compact(
-            values, index, flags, total, found_values + token * found_stride, found_index + token * found_stride, CAPACITY
+            values,
+            index,
+            flags,
+            total,
+            found_values + token * found_stride,
+            found_index + token * found_stride,
+            CAPACITY,
         )
 
 
@@ -371,9 +375,7 @@ def _lists(tokens: int, least: int, device: torch.device) -> tuple[torch.Tensor,
     return torch.empty(shape, dtype=torch.float32, device=device), torch.empty(shape, dtype=torch.int32, device=device)
 
 
-def _shared(
-    common: tuple[object, ...], out: torch.Tensor, k: int, width: int, constants: dict[str, object]
-) -> None:
+def _shared(common: tuple[object, ...], out: torch.Tensor, k: int, width: int, constants: dict[str, object]) -> None:
     """Rows that several programs share: about a GPU's worth of programs, each with 2,048 to 16,384 candidates."""
     tokens, device = out.shape[0], out.device
     wanted = max(1, _PROGRAMS // tokens)
