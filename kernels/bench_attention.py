@@ -1,8 +1,8 @@
 """Check and time indexer logits, top-k and sparse attention on a GPU, cell by cell, beside figures measured elsewhere.
 
-Every cell's result is compared with the torch reference first; a wrong kernel is not timed. Times are per launch: a CUDA
-graph of 10 launches, replayed 20 times with L2 as the previous replay left it, median. The anchors are a CSV with columns
-op, heads, batch_or_tokens, context, variant, graph_us, floor_us; the best implementation of a cell counts.
+Every cell's result is compared with the torch reference first; a wrong kernel is not timed. Times are per launch: a
+CUDA graph of 10 launches, replayed 20 times with L2 as the previous replay left it, median. The anchors are a CSV with
+columns op, heads, batch_or_tokens, context, variant, graph_us, floor_us; a cell's best implementation counts.
 
     python kernels/bench_attention.py --anchors FILE [--only OP] [--tune] [--out FILE]
 """

@@ -1,7 +1,7 @@
 """Checks of logits, top-k, attention and V3.2's own kernels against the reference.
 
-``test_triton_attention`` runs them as a script of its own process: on a GPU, or without one in Triton's interpreter with
-small shapes.
+``test_triton_attention`` runs them as a script of its own process: on a GPU, or without one in Triton's interpreter
+with small shapes.
 """
 
 # ruff: noqa: C408

@@ -1,0 +1,83 @@
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+import compile_report
+from dsv4_kernels.cache import PagedCache
+from dsv4_kernels.codec import random_fill
+from dsv4_kernels.formats import FORMATS
+from dsv4_kernels.triton.sparse_attention import offset_unit, sparse_attention
+
+MAIN = FORMATS["main-fp8"]
+HOPPER_SHARED = 232_448
+
+
+def meta_cache(stride: int, pages: int = 4, name: str = "main-fp8") -> PagedCache:
+    size = FORMATS[name].page_bytes(64)
+    storage = torch.empty((pages, stride), dtype=torch.uint8, device="meta")
+    return PagedCache(storage[:, :size], FORMATS[name], 64)
+
+
+def meta_queries(heads: int = 64) -> torch.Tensor:
+    return torch.empty((1, heads, 512), dtype=torch.bfloat16, device="meta")
+
+
+@pytest.mark.slow
+def test_the_hopper_kernel_keeps_its_accumulators_in_registers_and_its_tiles_in_shared_memory():
+    command = [sys.executable, compile_report.__file__, "--arch", "90", "--only", "sparse_attention main-fp8 H=64"]
+    table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    rows = re.findall(r"\bsparse_attention_kernel +90 +(\d+) +(\d+) +(\d+) +(\d+) +(\d+)", table)
+    assert len(rows) == 2, table
+    for warps, _, _, spills, shared in (map(int, row) for row in rows):
+        assert warps == 12
+        assert spills <= 16
+        assert shared <= HOPPER_SHARED
+
+
+@pytest.mark.parametrize(
+    ("stride", "unit"), [(37_440, 64), (1_473_408, 64), (37_376 + 16, 16), (37_376 + 8, 0), (37_376, 64)]
+)
+def test_offsets_are_counted_in_the_largest_unit_that_divides_every_stride(stride, unit):
+    assert offset_unit(meta_queries(), meta_cache(37_440), meta_cache(stride)) == unit
+
+
+@pytest.mark.parametrize(
+    ("stride", "pages", "unit"), [(1_473_408, 90_000, 64), (1_473_424, 20_000, 16), (1_473_424, 30_000, 0)]
+)
+def test_caches_beyond_what_31_bits_count_take_the_plain_form(stride, pages, unit):
+    assert offset_unit(meta_queries(), meta_cache(37_440), meta_cache(stride, pages)) == unit
+
+
+def test_only_main_fp8_entries_take_the_hopper_form():
+    assert offset_unit(meta_queries(), meta_cache(65_536, name="main-bf16"), meta_cache(65_536, name="main-bf16")) == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("heads", [8, 64, 128])
+@pytest.mark.parametrize("splits", [1, 2, 7])
+def test_the_hopper_form_agrees_with_the_plain_one(heads, splits):
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("needs Hopper")
+    caches = []
+    for entries in (64, 2):
+        pages = torch.full((1024 // entries, MAIN.page_bytes(entries)), 255, dtype=torch.uint8, device="cuda")
+        caches.append(PagedCache(pages, MAIN, entries))
+        random_fill(caches[-1])
+    step = {
+        "q": torch.randn(5, heads, 512, device="cuda").bfloat16(), "window_cache": caches[0],
+        "window_indices": torch.randint(0, 1024, (5, 128), device="cuda").int(),
+        "window_lens": torch.tensor([128, 0, 1, 64, 127], device="cuda").int(), "compressed_cache": caches[1],
+        "compressed_indices": torch.randint(-1, 1024, (5, 500), device="cuda").int(),
+        "compressed_lens": torch.tensor([500, 0, 65, 1, 448], device="cuda").int(),
+        "sink": torch.randn(heads, device="cuda"), "softmax_scale": 512**-0.5,
+    }  # fmt: skip
+    (ours, lse), (plain, plain_lse) = (
+        sparse_attention(**step, splits=splits, form=form) for form in ("gluon", "plain")
+    )
+    torch.testing.assert_close(ours.float(), plain.float(), rtol=2e-2, atol=2e-3)
+    torch.testing.assert_close(lse, plain_lse, rtol=0, atol=2e-3)
