@@ -60,7 +60,7 @@ class Sequences:
         precision: CachePrecision,
         *,
         requests: int,
-        limit: int,
+        limit: int | Sequence[int],
         device: str = "cpu",
         dtype: torch.dtype = torch.bfloat16,
         seed: int = 0,
@@ -75,7 +75,7 @@ class Sequences:
             kind: the layer kind.
             precision: of the caches.
             requests: number of requests.
-            limit: longest length that any of them reaches.
+            limit: longest length that they, or each of them, will reach.
             device: where.
             dtype: of the activations.
             seed: of weights, activations and page order.
@@ -85,10 +85,11 @@ class Sequences:
             weights: use these instead of drawing some.
         """
         self.shape, self.kind, self.precision, self.device, self.poison = shape, kind, precision, device, poison
-        self.limit = limit
+        limits = [limit] * requests if isinstance(limit, int) else list(limit)
+        self.limit = max(limits)
         self.lens = list(start) if start is not None else [0] * requests
         generator = torch.Generator().manual_seed(seed)
-        columns = self._columns(requests)
+        columns = self._columns(limits)
         layer = allocate(kind, precision, {g: sum(map(len, c)) + 1 for g, c in columns.items()}, device=device)
         self.caches: dict[str, PagedCache | torch.Tensor] = dict(layer.caches)
         self.groups = {
@@ -105,11 +106,11 @@ class Sequences:
             for group, spans in columns.items()
         }
         self.weights = weights or make_weights(shape, kind, device=device, dtype=dtype, seed=seed)
-        self.cos_sin = rope_table(shape.rope_of(kind), limit, device)
-        x = torch.randn(requests, limit, shape.hidden_size, generator=generator, dtype=torch.float32)
+        self.cos_sin = rope_table(shape.rope_of(kind), self.limit, device)
+        x = torch.randn(requests, self.limit, shape.hidden_size, generator=generator, dtype=torch.float32)
         self.x = x.to(device, dtype)
 
-    def _columns(self, requests: int) -> dict[str, list[range]]:
+    def _columns(self, limits: list[int]) -> dict[str, list[range]]:
         """Table columns by group that each request will ever need, from its present length on."""
         positions = {}
         if self.kind in FULL_BLOCK:
@@ -120,7 +121,7 @@ class Sequences:
             positions["state"] = STATE_BLOCK[self.kind]
         needed = [page_spans(self.kind, self.shape, n + 1, 1) for n in self.lens]
         return {
-            group: [range(needed[r][group].start, -(-self.limit // block)) for r in range(requests)]
+            group: [range(first[group].start, -(-n // block)) for first, n in zip(needed, limits, strict=True)]
             for group, block in positions.items()
         }
 

@@ -90,7 +90,7 @@ class Trial:
         """The stages of the layer kind, in order."""
         return STAGES[self.kind]
 
-    def sequences(self, *, requests: int, limit: int, **options: Any) -> Sequences:
+    def sequences(self, *, requests: int, limit: int | Sequence[int], **options: Any) -> Sequences:
         """Requests under this trial's setting; ``options`` are those of ``Sequences``."""
         setting = self.setting
         shape = options.pop("shape", self.shape)

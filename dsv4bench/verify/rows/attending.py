@@ -1,16 +1,23 @@
 """Rows about sparse attention itself: invalid indices, empty rows, batches and repetition."""
 
+from functools import partial
 from typing import Any
 
 import torch
 from dsv4_kernels.cache import PagedCache
 
+from dsv4bench.model.schedule import SCHEDULES, make_schedule
 from dsv4bench.model.shape import LayerKind
+from dsv4bench.providers.eager import EagerProvider
 from dsv4bench.stack.graph import capture_layer
 from dsv4bench.stack.inputs import Values
-from dsv4bench.stack.layer import stage_arguments
+from dsv4bench.stack.layer import run_layer, stage_arguments
+from dsv4bench.stack.streams import run_schedule
 from dsv4bench.verify.sequences import Sequences
 from dsv4bench.verify.trial import Trial
+
+FREE_ORDER = frozenset({"indexer_logits", "topk", "index_map"})
+"""Stages whose outputs may differ in order, or in columns that nobody reads."""
 
 
 def _arguments(trial: Trial, contexts: tuple[int, ...]) -> dict[str, Any]:
@@ -82,34 +89,50 @@ def _expect_empty(trial: Trial, arguments: dict[str, Any], rows: slice, what: st
 
 
 def identical_requests(trial: Trial) -> None:
-    """Sixteen identical requests come out bitwise equal, twice; on a GPU also from a graph."""
+    """Sixteen identical requests come out bitwise equal, and again; on a GPU also on several streams and from a graph."""
     requests, prompt = 16, 140
     seqs = trial.sequences(requests=requests, limit=prompt + 1)
     seqs.x[:] = seqs.x[:1].clone()
     trial.layer(seqs.step([prompt] + [0] * (requests - 1)))
     _copy_first(seqs)
-    values = seqs.step([1] * requests)
+    inputs = seqs.step([1] * requests)
+    values = dict(inputs)
     trial.layer(values)
     _expect_equal_rows(trial, values)
-    first = {stage.name: values[stage.outputs[0]] for stage in trial.stages if stage.outputs}
-    _run(trial, values)
-    _expect_same_bits(trial, values, first, "a second run on the same input")
-    if trial.setting.device != "cpu" and all(stage.name in trial.implemented for stage in trial.stages):
-        _from_graph(trial, values, first)
+    again = dict(inputs)
+    _run(trial, again)
+    _expect_same_bits(trial, again, values, "a second run on the same input")
+    if trial.setting.device != "cpu":
+        _on_streams_and_graphs(trial, inputs)
 
 
-def _from_graph(trial: Trial, values: Values, first: dict[str, torch.Tensor]) -> None:
-    if not getattr(trial.provider, "capturable", True):
+def _on_streams_and_graphs(trial: Trial, inputs: Values) -> None:
+    """Every schedule, launched and from a graph, against the serial one; the eager provider fills in stages."""
+    filler = EagerProvider()
+    owners = {s.name: trial.provider if s.name in trial.implemented else filler for s in trial.stages}
+    serial = dict(inputs)
+    run_layer(trial.stages, owners, serial)
+    capturable = all(getattr(owner, "capturable", True) for owner in owners.values())
+    if not capturable:
         trial.notes.append("the provider can't be captured in a CUDA graph")
-        return
-    captured = capture_layer(lambda inside: _run(trial, inside), dict(values))
-    _expect_same_bits(trial, captured.replay(values), first, "a CUDA graph")
+    for name in SCHEDULES:
+        schedule = make_schedule(name, trial.kind, tokens=len(inputs["positions"]))
+        launched = dict(inputs)
+        run_schedule(schedule, owners, launched)
+        torch.cuda.synchronize()
+        _expect_same_bits(trial, launched, serial, f"schedule {name}")
+        if capturable:
+            run = partial(run_schedule, schedule, owners)
+            replayed = capture_layer(run, dict(inputs)).replay(inputs)
+            torch.cuda.synchronize()
+            _expect_same_bits(trial, replayed, serial, f"a CUDA graph of schedule {name}")
 
 
-def _expect_same_bits(trial: Trial, values: Values, first: dict[str, torch.Tensor], how: str) -> None:
+def _expect_same_bits(trial: Trial, values: Values, right: Values, how: str) -> None:
     for stage in trial.stages:
-        if stage.outputs:
-            same = _bitwise(values[stage.outputs[0]], first[stage.name])
+        if stage.outputs and stage.name not in FREE_ORDER:
+            name = stage.outputs[0]
+            same = _bitwise(values[name], right[name])
             trial.expect(stage.name, "repetition", same, f"{how} gives other bits")
 
 
@@ -123,9 +146,8 @@ def _copy_first(seqs: Sequences) -> None:
 
 
 def _expect_equal_rows(trial: Trial, values: Values) -> None:
-    free = {"topk", "index_map", "indexer_logits"}
     for stage in trial.stages:
-        if stage.outputs and stage.name not in free:
+        if stage.outputs and stage.name not in FREE_ORDER:
             rows = values[stage.outputs[0]]
             differing = [r for r in range(1, len(rows)) if not _bitwise(rows[r], rows[0])]
             where = f"requests {differing} differ from request 0, though all are identical"
