@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from dsv4bench.bench.messages import Working
-from dsv4bench.bench.session import Request, exit_code, resume_run, start_run
+from dsv4bench.bench.device import Device
+from dsv4bench.bench.messages import Found, Working
+from dsv4bench.bench.session import Request, exit_code, make_manifest, resume_run, start_run
 from dsv4bench.errors import IncomparableError, MeasurementError, UserError
+from dsv4bench.results.environment import Environment, GpuProcess
 from dsv4bench.results.row import Status
 from dsv4bench.results.run_directory import CASES, MANIFEST, read_run, read_samples
 from dsv4bench.scenario.expand import expand
@@ -189,3 +191,13 @@ def test_exit_codes_of_run(statuses, code):
     from types import SimpleNamespace
 
     assert exit_code([SimpleNamespace(status=Status(status)) for status in statuses]) == code
+
+
+def test_another_process_on_the_card_is_a_warning_of_the_run(tmp_path):
+    scenario = small_scenario(tmp_path)
+    environment = Environment(
+        release="0", python="3", platform="Linux", processes=[GpuProcess(name="trainer", memory_bytes=3 * 2**30)]
+    )
+    manifest = make_manifest(request_of(scenario), "run", Found(Device("cuda", name="H200")), environment)
+    assert manifest.warnings == ["another process is on the GPU: trainer, 3072 MiB"]
+    assert manifest.environment.processes[0].name == "trainer"
