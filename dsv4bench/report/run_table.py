@@ -37,12 +37,14 @@ def lines_of(run: Run) -> list[Line]:
     provider, model = baseline.get("provider"), baseline.get("model")
     gained = speedups(run.rows, provider, model)
     steps: dict[str, int] = {}
+    pairs: dict[str, int] = {}
     for row in run.rows:
         steps.setdefault(_step(row), len(steps))
+        pairs.setdefault(row.pair_id, len(pairs))
 
-    def rank(row: Row) -> tuple[int, bool, str, bool]:
-        case = row.case
-        return steps[_step(row)], case["model"] != model, case["model"], case["provider"] != provider
+    def rank(row: Row) -> tuple[int, bool, int, bool]:
+        other_model, other_provider = row.case["model"] != model, row.case["provider"] != provider
+        return steps[_step(row)], other_model, pairs[row.pair_id], other_provider
 
     return [Line(row, gained.get(row.case_id, Speedup())) for row in sorted(run.rows, key=rank)]
 

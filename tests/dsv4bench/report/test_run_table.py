@@ -1,0 +1,142 @@
+"""The table of a run: baselines first, speedups, memory, reasons; and its other forms."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from dsv4bench.report.run_table import lines_of, run_csv, run_json, run_markdown, run_table, short_labels
+from dsv4bench.results.row import MemoryFigures, Row, StageRow, Status
+from dsv4bench.scenario.expand import expand
+from dsv4bench.scenario.schema import Scenario
+from tests.dsv4bench.stored_runs import CONTRACT, run, timing
+
+SECONDS = {
+    ("v4-flash", "swa", "triton"): 1e-3,
+    ("v4-flash", "swa", "eager"): 2e-3,
+    ("v4-flash", "c4a", "triton"): 4e-3,
+    ("v4-flash", "c4a", "eager"): 8e-3,
+    ("v3.2", "dsa", "triton"): None,
+    ("v3.2", "dsa", "eager"): 16e-3,
+}
+
+
+def row_of(case):
+    seconds = SECONDS[case.shape.name, case.kind.value, case.provider.label]
+    stage = StageRow(name="topk", provider=case.provider.label, timing=timing([seconds]) if seconds else None)
+    return Row(
+        case_id=case.case_id,
+        pair_id=case.pair_id,
+        contract_id="c",
+        label=case.label,
+        case=case.describe(),
+        contract=CONTRACT,
+        status=Status.OK if seconds else Status.UNSUPPORTED,
+        reason="" if seconds else "no [dsa] here | yet",
+        layer=timing([seconds]) if seconds else None,
+        stages=[stage] if seconds else [],
+        memory=MemoryFigures(ideal_bytes=2048),
+    )
+
+
+@pytest.fixture
+def stored():
+    scenario = Scenario.model_validate(
+        {
+            "name": "t",
+            "model": ["v4-flash", "v3.2"],
+            "layers": ["swa", "c4a", "dsa"],
+            "workload": {"context": "4K"},
+            "providers": ["triton", "eager"],
+            "baseline": {"provider": "eager", "model": "v3.2"},
+        }
+    )
+    made = run([row_of(case) for case in expand(scenario)])
+    manifest = made.manifest.model_copy(update={"scenario": scenario.model_dump(mode="json")})
+    return replace(made, manifest=manifest)
+
+
+def test_the_baseline_model_comes_first_and_the_baseline_provider_before_the_others(stored):
+    order = [(line.row.case["layer"], line.row.case["provider"]) for line in lines_of(stored)]
+    assert order == [
+        ("dsa", "eager"),
+        ("dsa", "triton"),
+        ("swa", "eager"),
+        ("swa", "triton"),
+        ("c4a", "eager"),
+        ("c4a", "triton"),
+    ]
+
+
+def test_the_table_shows_speedups_over_both_baselines_and_why_a_case_has_none(stored):
+    console = Console(width=140, file=io.StringIO(), color_system=None)
+    console.print(run_table(stored))
+    head, *lines = [line.split() for line in console.file.getvalue().splitlines()]
+    assert head == [
+        "case",
+        "provider",
+        "median",
+        "±",
+        "MAD",
+        "vs",
+        "eager",
+        "vs",
+        "v3.2",
+        "KV",
+        "of",
+        "layer",
+        "status",
+    ]
+    assert lines[0].startswith("v3.2/dsa/decode-b1-4K eager 16.00 ms 0 % 1.00× –")
+    assert lines[1] == [
+        "v3.2/dsa/decode-b1-4K",
+        "triton",
+        "–",
+        "–",
+        "–",
+        "–",
+        "2.00",
+        "KiB",
+        "unsupported:",
+        "no",
+        "[dsa]",
+        "here",
+        "|",
+        "yet",
+    ]
+    assert "1.00× 8.00×" in lines[2]
+    assert "2.00× –" in lines[5], "the baseline model has no time with this provider"
+
+
+def test_labels_leave_out_what_all_rows_share(stored):
+    assert set(short_labels(stored.rows).values()) == {
+        "v4-flash/swa/decode-b1-4K",
+        "v4-flash/c4a/decode-b1-4K",
+        "v3.2/dsa/decode-b1-4K",
+    }
+
+
+def test_markdown_escapes_what_would_end_a_cell(stored):
+    lines = run_markdown(stored).splitlines()
+    assert lines[0].startswith("| case | provider | median |")
+    assert r"no [dsa] here \| yet" in lines[3]
+    assert len(lines) == 2 + 6
+
+
+def test_csv_keeps_si_units_and_leaves_empty_what_is_not_there(stored):
+    records = list(csv.DictReader(io.StringIO(run_csv(stored))))
+    assert float(records[0]["median_s"]) == 16e-3
+    assert records[1]["median_s"] == ""
+    assert records[1]["reason"] == "no [dsa] here | yet"
+    assert float(records[5]["speedup_provider"]) == 2.0
+    assert records[0]["ideal_bytes"] == "2048"
+
+
+def test_json_holds_manifest_and_rows_with_their_speedups(stored):
+    record = json.loads(run_json(stored))
+    assert record["manifest"]["run_id"] == "run"
+    assert [row["case_id"] for row in record["rows"]] == [line.row.case_id for line in lines_of(stored)]
+    assert record["rows"][2]["speedup"] == {"provider": 1.0, "model": 8.0}
