@@ -12,6 +12,16 @@ from dsv4bench.results.row import Contract
 
 Call = Callable[[], object]
 
+LONGEST_WINDOW = 0.25
+"""Seconds after which a window ends, whatever iterations were asked for: what is replicated is the round."""
+FEWEST_SAMPLES = 3
+"""Samples that a window takes in any case, if that many were asked for."""
+
+
+def goes_on(taken: int, iterations: int, elapsed: float) -> bool:
+    """Whether a window that took ``taken`` samples in ``elapsed`` seconds takes another."""
+    return taken < iterations and (taken < FEWEST_SAMPLES or elapsed < LONGEST_WINDOW)
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -36,7 +46,7 @@ class Timer(Protocol):
         ...
 
     def time(self, calls: Sequence[Call], warmup: int, iterations: int, before: Call | None) -> Samples:
-        """Time ``iterations`` calls after ``warmup`` untimed ones."""
+        """Time ``iterations`` calls, or as many as ``goes_on`` allows, after ``warmup`` untimed ones."""
         ...
 
 

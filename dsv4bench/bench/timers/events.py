@@ -7,7 +7,7 @@ is held busy while the host enqueues (``hold``), and host time is reported besid
 import time
 from collections.abc import Sequence
 
-from dsv4bench.bench.timers import Call, Samples
+from dsv4bench.bench.timers import Call, Samples, goes_on
 from dsv4bench.bench.timers.hold import hold_of, warm_up
 
 
@@ -32,9 +32,10 @@ def time_with_events(calls: Sequence[Call], iterations: int, before: Call | None
 
     start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    hold, seconds, host = hold_of(calls), [], []
-    for index in range(iterations):
-        call = calls[index % len(calls)]
+    hold, seconds, host = hold_of(calls), list[float](), list[float]()
+    opened = time.perf_counter()
+    while goes_on(len(seconds), iterations, time.perf_counter() - opened):
+        call = calls[len(seconds) % len(calls)]
         if before:
             before()
         hold()

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
-from dsv4bench.bench.timers import Call, Samples
+from dsv4bench.bench.timers import Call, Samples, goes_on
 
 
 class WallTimer:
@@ -22,12 +22,13 @@ class WallTimer:
         """Time each call by itself; see ``timers``."""
         for index in range(warmup):
             calls[index % len(calls)]()
-        clock, seconds = self._clock, []
-        for index in range(iterations):
-            call = calls[index % len(calls)]
+        clock, seconds, elapsed = self._clock, list[float](), 0.0
+        while goes_on(len(seconds), iterations, elapsed):
+            call = calls[len(seconds) % len(calls)]
             if before:
                 before()
             start = clock()
             call()
             seconds.append(clock() - start)
+            elapsed += seconds[-1]
         return Samples(tuple(seconds))

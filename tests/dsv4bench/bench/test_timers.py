@@ -31,6 +31,21 @@ def test_wall_warms_up_then_times_each_call_behind_its_flush():
     assert samples.host == ()
 
 
+@pytest.mark.parametrize(("call", "taken"), [(0.001, 20), (0.05, 5), (1.0, 3)])
+def test_a_window_of_slow_calls_ends_early_but_not_before_three_samples(call, taken):
+    now = [0.0]
+
+    def work():
+        now[0] += call
+
+    samples = WallTimer(lambda: now[0]).time([work], 0, 20, None)
+    assert len(samples.seconds) == taken
+
+
+def test_a_window_takes_no_more_than_was_asked_for():
+    assert len(WallTimer().time([lambda: None], 0, 2, None).seconds) == 2
+
+
 def test_wall_costs_under_five_per_cent_of_a_call_of_20_microseconds():
     floor = min(WallTimer().time([lambda: None], 10, 200, None).seconds)
     assert floor < 0.05 * 20e-6
