@@ -270,6 +270,7 @@ SPLITS = {
     "decode-across-128": [125] + [1] * 8,
     "decode-across-256": [253] + [1] * 6,
     "speculative-steps": [126, 3, 3, 3],
+    "long-chunks": [900, 250, 1],
 }
 
 

@@ -89,7 +89,10 @@ def _expect_empty(trial: Trial, arguments: dict[str, Any], rows: slice, what: st
 
 
 def identical_requests(trial: Trial) -> None:
-    """Sixteen identical requests come out bitwise equal, and again; on a GPU also on several streams and from a graph."""
+    """Sixteen identical requests come out bitwise equal, and again; on a GPU also on several streams and from graphs.
+
+    What a graph or another schedule changes is compared with the serial launch, bit by bit.
+    """
     requests, prompt = 16, 140
     seqs = trial.sequences(requests=requests, limit=prompt + 1)
     seqs.x[:] = seqs.x[:1].clone()

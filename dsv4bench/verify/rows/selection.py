@@ -16,7 +16,7 @@ NAN = float("nan")
 
 def planar_scales(trial: Trial) -> None:
     """Every key has a scale of its own; a page read with its scales elsewhere selects other entries."""
-    entries = 512 if trial.setting.quick else 2048
+    entries = max(512 if trial.setting.quick else 2048, 2 * trial.shape.index_topk)
     context = entries * trial.kind.ratio
     seqs = trial.sequences(requests=2, limit=context, start=[context - 1, context - 90])
     cache = seqs.caches["indexer_cache"]
