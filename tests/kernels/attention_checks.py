@@ -253,6 +253,14 @@ for kind in ("normal", "equal", "cluster"):
     check(topk_shares_a_row, kind=kind)
 
 
+def topk_refuses_more_than_it_can_rank() -> None:
+    with pytest.raises(ValueError, match="4096"):
+        topk(logits=randn(1, 9000), candidate_lens=integers([9000]), k=5000)
+
+
+check(topk_refuses_more_than_it_can_rank)
+
+
 def equal_rows_select_equally() -> None:
     logits = logits_of("ties", 1, 3000).repeat(6, 1)
     chosen = topk(logits=logits, candidate_lens=integers([3000] * 6), k=64)

@@ -26,6 +26,7 @@ _STRIDES = ["logits_stride", "found_stride", "groups", "parts", "k"]
 """Kept from specialisation: loads of several elements, which a stride known to be a multiple of 16 allows, would not
 have the layout of the scattered stores that follow, and the whole row would go through shared memory in between."""
 
+_MOST_SELECTED = 4096
 _DIRECT = 4096
 _ONE_PROGRAM = 16384
 
@@ -343,7 +344,12 @@ def topk(*, logits: torch.Tensor, candidate_lens: torch.Tensor, k: int) -> torch
 
     Returns:
         int32 [T, k]: request-local indices in no particular order, then −1.
+
+    Raises:
+        ValueError: ``k`` exceeds 4,096.
     """
+    if k > _MOST_SELECTED:
+        raise ValueError(f"topk selects at most {_MOST_SELECTED} candidates, not {k}: ranks are 16-bit")
     tokens, width = logits.shape
     out = torch.empty(tokens, k, dtype=torch.int32, device=logits.device)
     if tokens == 0:
