@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from dsv4bench.bench.check import check_replay, check_run, check_values, share_of_tolerance, worse
+from dsv4bench.bench.check import check_replay, check_run, check_values, share_of_tolerance, with_format_figures, worse
 from dsv4bench.bench.compilation import CompileLog
 from dsv4bench.bench.energy import cuda_checkpoint, energy_per_call
 from dsv4bench.bench.failure import UnsupportedError, status_of
@@ -127,7 +127,8 @@ class Comparison:
             values = side.inputs(seed_of(timing.seed, case.pair_id, "before"))
         if self._settings.check:
             with self._spending.on("checks"):
-                contender.accuracy = check_values(side, values)
+                found = check_values(side, values)
+                contender.accuracy = with_format_figures(side, found, self._settings.device.torch_name)
         if self._settings.device.type == "cuda":
             with self._spending.on("launch counts"):
                 contender.launches = count_all(side.calls(values))

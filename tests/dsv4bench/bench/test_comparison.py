@@ -64,6 +64,15 @@ def test_a_layer_is_timed_as_a_whole_and_stage_by_stage(measure):
     assert all(stage.accuracy.worst_error <= stage.accuracy.tolerance for stage in row.stages)
 
 
+@pytest.mark.parametrize(("indexer", "least", "most"), [("fp8", 0.85, 1.0), ("fp4", 0.5, 0.95)])
+def test_a_row_says_what_its_cache_precisions_cost_beside_fp32(measure, indexer, least, most):
+    (one,), _ = measure(["eager"], layers="c4a", cache={"main": "fp8", "indexer": indexer}, workload={"context": 4096})
+    numbers = {stage.name: stage.accuracy.numbers for stage in one.row.stages}
+    assert least < numbers["topk"]["recall"] <= most
+    assert 25 < numbers["compress_norm_rope_insert"]["snr_db"] < 40
+    assert 0 < numbers["sparse_attention"]["lse_error_fp32"] < 0.1
+
+
 def test_raw_samples_of_every_round_are_kept(measure):
     (one,), _ = measure(["eager"], timing={"rounds": 3, "iterations": 4, "warmup": 0})
     assert {record["round"] for record in one.samples} == {0, 1, 2}
