@@ -1,8 +1,13 @@
 """dsv4bench: benchmark, verify and size the DeepSeek V4 attention stack."""
 
-from importlib.metadata import PackageNotFoundError, version
 
-try:
-    __version__ = version("dsv4bench")
-except PackageNotFoundError:  # a plain checkout on PYTHONPATH
-    __version__ = "0+checkout"
+def __getattr__(name: str) -> str:
+    """``__version__``, looked up when it is asked for: reading package metadata costs a tenth of a start."""
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("dsv4bench")
+    except PackageNotFoundError:  # a plain checkout on PYTHONPATH
+        return "0+checkout"

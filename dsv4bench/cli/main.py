@@ -4,54 +4,99 @@ Only the module of the command that was asked for is imported, so that ``--help`
 """
 
 import importlib
+import os
+import signal
 import sys
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-from dsv4bench import __version__
 from dsv4bench.errors import UserError
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """Where a command lives, and what ``--help`` says of it without importing that module.
+
+    Attributes:
+        module: within ``dsv4bench.cli``.
+        attribute: a function, or a typer app where the command has commands of its own.
+        help: the first sentence of its own help.
+    """
+
+    module: str
+    attribute: str
+    help: str
+
+
 COMMANDS = {
-    "run": "dsv4bench.cli.run:run",
-    "memory": "dsv4bench.cli.memory:memory",
-    "verify": "dsv4bench.cli.verify:verify",
-    "compare": "dsv4bench.cli.compare:compare",
-    "ab": "dsv4bench.cli.ab:ab",
-    "gate": "dsv4bench.cli.gate:gate",
-    "baseline": "dsv4bench.cli.baseline:app",
-    "selftest": "dsv4bench.cli.selftest:selftest",
-    "plot": "dsv4bench.cli.plot:plot",
-    "list": "dsv4bench.cli.list:app",
-    "validate": "dsv4bench.cli.validate:validate",
-    "schema": "dsv4bench.cli.schema:schema",
-    "doctor": "dsv4bench.cli.doctor:doctor",
+    "run": Command(
+        "run", "run", "Measure a scenario: rows go to the run directory, the table to stdout, progress to stderr."
+    ),
+    "memory": Command(
+        "memory",
+        "memory",
+        "Account the KV cache: ideal, as an engine reserves it, as a device gives it; and what fits.",
+    ),
+    "verify": Command(
+        "verify",
+        "verify",
+        "Check a provider's stages against the reference on everything that implementations get wrong in the field.",
+    ),
+    "compare": Command("compare", "compare", "Compare runs case by case, worst first."),
+    "ab": Command(
+        "ab", "ab", "Measure two sides of a scenario against each other, round by round, and say what changed."
+    ),
+    "gate": Command("gate", "gate", "Give every case of a run a verdict against its base; works from files alone."),
+    "baseline": Command("baseline", "app", "Store runs as baselines, look at them, thin them out."),
+    "selftest": Command(
+        "selftest",
+        "selftest",
+        "Measure a scenario against itself and store what differs: the gate's least tolerance per case.",
+    ),
+    "plot": Command(
+        "plot", "plot", "Write speedups.png and kv_memory.png of a run, and what its schedules or models give beyond."
+    ),
+    "list": Command("list", "app", "List providers, scenarios, models, stages or schedules."),
+    "validate": Command(
+        "validate",
+        "validate",
+        "Check scenarios without running anything; a mistake is named with its file and line (exit 2).",
+    ),
+    "schema": Command("schema", "schema", "Print the JSON Schema of scenario files."),
+    "doctor": Command("doctor", "doctor", "Look at this machine: packages, GPUs and who uses them, timers, profilers."),
 }
-"""Command → ``module:attribute``: a function, or a typer app where the command has commands of its own."""
+"""Every command, in the order of ``--help``."""
 
 
-def build(names: list[str]) -> typer.Typer:
-    """The command line with the given commands."""
+def build(asked: str | None) -> typer.Typer:
+    """The command line: the command asked for in full, the others by name and help alone."""
     app = typer.Typer(
         name="dsv4bench",
         help="Benchmark, verify and size the DeepSeek V4 attention stack.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
-        rich_markup_mode="rich",
+        rich_markup_mode=None,  # plain help: its formatter costs 0.2 s at every start
     )
 
     @app.callback()
     def root(
-        version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+        version: Annotated[
+            bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+        ] = False,
     ) -> None:
-        if version:
-            typer.echo(f"dsv4bench {__version__}")
-            raise typer.Exit
+        pass
 
-    for name in names:
-        module, _, attribute = COMMANDS[name].partition(":")
-        target = getattr(importlib.import_module(module), attribute)
+    for name, command in COMMANDS.items():
+        if name != asked:
+            app.command(name, help=command.help)(_elsewhere)
+            continue
+        target = getattr(importlib.import_module(f"dsv4bench.cli.{command.module}"), command.attribute)
         if isinstance(target, typer.Typer):
             app.add_typer(target, name=name)
         else:
@@ -63,10 +108,49 @@ def main() -> None:
     """Run the command line; wrong input ends with one sentence on stderr and the exit code of its kind."""
     asked = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
     try:
-        build([asked] if asked in COMMANDS else list(COMMANDS))()
+        try:
+            build(asked)()
+        finally:
+            sys.stdout.flush()
     except UserError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
-        sys.exit(130)
+        _fail(str(error), error.exit_code)
+    except BrokenPipeError:
+        _leave_pipe()
+    except OSError as error:
+        if error.filename is None:
+            _silence_stdout()
+        _fail(f"{error.filename or 'standard output'}: {error.strerror or error}", UserError.exit_code)
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):
+            _leave_pipe()
+        if end.code == INTERRUPTED:
+            typer.echo("interrupted", err=True)
+        raise
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from dsv4bench import __version__
+
+        typer.echo(f"dsv4bench {__version__}")
+        raise typer.Exit
+
+
+def _elsewhere() -> None:
+    """Stands for a command that was not asked for."""
+
+
+def _fail(sentence: str, code: int) -> None:
+    typer.echo(f"error: {sentence}", err=True)
+    sys.exit(code)
+
+
+def _leave_pipe() -> None:
+    """End as a program does whose reader has gone: quietly, and not with a code that means something else."""
+    _silence_stdout()
+    sys.exit(128 + signal.SIGPIPE)
+
+
+def _silence_stdout() -> None:
+    """Let the interpreter's last flush go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -34,7 +34,10 @@ def selftest(
     ] = None,
     format: Annotated[Format, typer.Option(help="How to print the results.")] = Format.TABLE,
 ) -> None:
-    """Measure a scenario against itself, as `ab` would, and store what differs: the gate's least tolerance per case."""
+    """Measure a scenario against itself and store what differs: the gate's least tolerance per case.
+
+    Both sides run in turns, as in `ab`.
+    """
     from dsv4bench.bench.ab import Contest, Party, measure_sides
     from dsv4bench.bench.device import parse_device
 

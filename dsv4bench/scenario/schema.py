@@ -65,7 +65,7 @@ Streams = Literal["serial", "multi", "multi3"]
 class Section(BaseModel):
     """Base of every section: unknown keys are errors, docstrings of attributes are descriptions."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, defer_build=True)
 
 
 class ContextSection(Section):

@@ -1,12 +1,17 @@
 """The command line as a user meets it: start-up time, torch-free commands, errors and exit codes."""
 
+import importlib
+import inspect
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+import typer
+
+from dsv4bench.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[3]
 NO_TORCH = """
@@ -59,12 +64,39 @@ def test_light_commands_work_without_torch(arguments):
 )
 def test_light_commands_start_in_under_half_a_second(arguments):
     def seconds():
-        start = time.monotonic()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert cli(*arguments).returncode == 0
-        return time.monotonic() - start
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    # the best of a few: other processes share the machine, and no one is faster than it can be
-    assert min(seconds() for _ in range(6)) < 0.5 * float(os.environ.get("DSV4BENCH_TEST_SLOWDOWN", "1"))
+    # processor time, the best of a few: what others on this machine do is not this tool's start
+    assert min(seconds() for _ in range(6)) < 0.5
+
+
+def test_help_says_what_each_command_says_of_itself():
+    for name, command in COMMANDS.items():
+        target = getattr(importlib.import_module(f"dsv4bench.cli.{command.module}"), command.attribute)
+        text = target.info.help if isinstance(target, typer.Typer) else inspect.getdoc(target)
+        assert " ".join(text.split()).startswith(command.help.removesuffix(".")), name
+
+
+def test_a_reader_that_goes_away_is_no_error_of_the_gate():
+    done = subprocess.run(
+        f"{sys.executable} -m dsv4bench list stages | head -1; exit ${{PIPESTATUS[0]}}",
+        shell=True, executable="/bin/bash", capture_output=True, text=True, env=environment(), timeout=120,
+    )  # fmt: skip
+    assert done.returncode in (0, 141)
+    assert "Traceback" not in done.stderr
+
+
+def test_a_full_disk_is_one_sentence():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "dsv4bench", "schema"],
+            stdout=full, stderr=subprocess.PIPE, text=True, env=environment(), timeout=120,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == "error: standard output: No space left on device\n"
 
 
 def test_help_imports_nothing_heavy():
