@@ -56,10 +56,10 @@ def memory(
     """
     _one_of("--format", format, opt.FORMATS)
     if from_log is not None:
-        _from_log(from_log, load_shape(model) if model else None, format)
+        _from_log(from_log, None if model is None else load_shape(model), format)
         return
     _one_of("--by", by or "kind", VIEWS)
-    shape = load_shape(model or "v4-pro")
+    shape = load_shape("v4-pro" if model is None else model)
     allocator = _engine("vllm" if engine == "ideal" and simulate else engine, by)
     given = {
         "layout": layout, "max_num_batched_tokens": _tokens(max_num_batched_tokens, "--max-num-batched-tokens"),

@@ -86,7 +86,7 @@ def read_log(path: Path) -> ServerLog:
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise UserError(f"--from-log: {path} cannot be read ({error})") from error
+        raise UserError(f"--from-log: {path} cannot be read ({error.strerror})") from error
     found = {}
     for name, pattern in PATTERNS.items():
         if match := re.search(pattern, text):

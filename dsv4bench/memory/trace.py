@@ -53,7 +53,9 @@ def read_trace(path: Path) -> list[TraceRequest]:
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UserError(f"--simulate: {path} cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
         raise UserError(f"--simulate: {path} cannot be read ({error})") from error
     identities, requests = _Identities(), []
     for number, line in enumerate(lines, start=1):

@@ -37,8 +37,10 @@ def load_shape(name_or_path: str) -> ModelShape:
     if name_or_path in PRESETS:
         return PRESETS[name_or_path]
     path = Path(name_or_path)
-    if path.is_dir():
+    if name_or_path and path.is_dir():
         path = path / "config.json"
+        if not path.exists():
+            raise UserError(f"{name_or_path}: the folder has no config.json")
     if not path.is_file():
         close = get_close_matches(name_or_path, PRESETS, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
@@ -69,7 +71,9 @@ def shape_from_config(config: dict[str, Any], where: str) -> ModelShape:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
         raise UserError(f"{path}: cannot be read ({error})") from error
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: not valid JSON ({error.msg})") from error

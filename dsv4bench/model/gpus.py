@@ -96,10 +96,11 @@ def parse_gpus(text: str) -> tuple[int, Gpu]:
     Raises:
         UserError: not of that form, none, or an unknown GPU.
     """
-    match = re.fullmatch(r"(?:(\d+)\s*[x×*]\s*)?(\S.*)", text.strip())
-    if match is None or match[1] == "0":
+    match = re.fullmatch(r"(?:(\d+)\s*[x×*]\s*)?([A-Za-z].*)", text.strip())
+    count = int(match[1] or 1) if match else 0
+    if match is None or count < 1:
         raise UserError(f"--gpu: {text!r} is not of the form 8xH200")
-    return int(match[1] or 1), gpu_named(match[2])
+    return count, gpu_named(match[2])
 
 
 def gpu_of_device(device_name: str) -> Gpu | None:

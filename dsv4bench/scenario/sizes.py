@@ -1,7 +1,8 @@
 """Sizes as people write them, tokens (``8K``, ``1M``) and bytes (``47.43GiB``), to integers and back.
 
 Token suffixes are vLLM's: lower case counts in thousands (``1k`` = 1000, and ``25.6k`` is allowed), upper case in
-powers of two (``1K`` = 1024, ``1M`` = 1,048,576). Bytes need a unit that says which kind it is: ``GiB`` or ``GB``.
+powers of two (``1K`` = 1024, ``1M`` = 1,048,576). Bytes need a unit that says which kind it is, ``GiB`` or ``GB``: of a
+bare ``110`` nobody can tell whether it means bytes or GiB.
 """
 
 import re
@@ -42,15 +43,17 @@ def parse_tokens(text: str | int, name: str = "size") -> int:
 
 
 def parse_bytes(text: str | int, name: str = "size") -> int:
-    """Bytes of ``47.43GiB``, ``80GB``, ``512 MiB`` or a plain number of bytes; fractions of a byte round down.
+    """Bytes of ``47.43GiB``, ``80GB``, ``512 MiB``, ``584B``, ``0`` or an integer; fractions of a byte round down.
 
     Raises:
-        UserError: not such a size, a unit that does not say GB or GiB, negative, or beyond 2**62.
+        UserError: not such a size, text without a unit, a unit that does not say GB or GiB, negative, or beyond 2**62.
     """
     number, unit = _split(text, name, "a size such as 47.43GiB or 80GB")
     if unit not in _BYTE_UNITS:
         known = "B, kB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024)"
         raise UserError(f"{name}: unknown unit {unit!r} in {text!r}; write {known}")
+    if not unit and number and isinstance(text, str):
+        raise UserError(f"{name}: {text!r} has no unit; write {text.strip()}GiB, or {text.strip()}B for bytes")
     return _checked(int(number * _BYTE_UNITS[unit]), text, name)
 
 

@@ -9,17 +9,20 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
-from dsv4bench.cli.main import build
+from dsv4bench.cli.memory import memory
 from dsv4bench.errors import UserError
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT / "tests" / "data"
+APP = typer.Typer()
+APP.command()(memory)
 
 
 def call(*arguments: str) -> Result:
-    return CliRunner(env={"COLUMNS": "110", "NO_COLOR": "1"}).invoke(build(["memory"]), ["memory", *arguments])
+    return CliRunner(env={"COLUMNS": "110", "NO_COLOR": "1"}).invoke(APP, arguments)
 
 
 def text(*arguments: str) -> str:
@@ -68,7 +71,7 @@ def test_the_json_of_the_ideal_view_has_the_documented_keys() -> None:
 def test_the_json_of_a_capacity_is_what_the_server_logged() -> None:
     found = load(
         "--engine", "vllm@0.27.1", "--model", "v4-flash", "--max-model-len", "1M", "--max-num-batched-tokens", "8192",
-        "--async-scheduling", "--available", "28235618304",
+        "--async-scheduling", "--available", "28235618304B",
     )  # fmt: skip
     assert found["num_blocks"] == 28_172
     assert found["blocks_per_request"] == 10_778
@@ -179,6 +182,8 @@ def test_a_request_that_does_not_fit_is_said_not_to() -> None:
     ("arguments", "message"),
     [
         (["--model", "v5"], "unknown model 'v5'"),
+        (["--model", ""], "unknown model ''"),
+        (["--model", str(DATA)], "data: the folder has no config.json"),
         (["--ctx", "-4"], "--ctx: '-4' is not a token count"),
         (["--ctx", "8Q"], "--ctx: unknown suffix 'Q'"),
         (["--engine", "vllm@0.3"], "unknown vLLM version '0.3'; known are 0.20 … 0.33"),
@@ -186,6 +191,9 @@ def test_a_request_that_does_not_fit_is_said_not_to() -> None:
         (["--engine", "vllm", "--layout", "x"], "--layout must be flashmla or flashinfer, got 'x'"),
         (["--engine", "vllm", "--gpu", "8xTPU"], "unknown GPU 'TPU'; known are A100-80G, H100"),
         (["--engine", "vllm", "--available", "80G"], "--available: unknown unit 'G'"),
+        (["--engine", "vllm", "--available", "80"], "--available: '80' has no unit; write 80GiB, or 80B for bytes"),
+        (["--engine", "vllm", "--gpu", "H200", "--weights", "110"], "--weights: '110' has no unit"),
+        (["--engine", "vllm", "--gpu", "-1xH200"], "--gpu: '-1xH200' is not of the form 8xH200"),
         (["--engine", "vllm", "--gpu", "8xH200"], "8 GPUs, but tp 1 · dp 1 · pp 1 = 1; make them equal"),
         (
             ["--engine", "vllm", "--gpu", "H200", "--available", "9GiB"],
@@ -215,7 +223,7 @@ def test_a_request_that_does_not_fit_is_said_not_to() -> None:
             "--requests, --rate, --prefill-rate and --decode-rate must be above",
         ),
         (["--simulate", "chat", "--engine", "sglang"], "--simulate replays block allocators: give --engine vllm"),
-        (["--from-log", "none.log"], "--from-log: none.log cannot be read"),
+        (["--from-log", "none.log"], "--from-log: none.log cannot be read (No such file or directory)"),
         (["--plot", "x.txt"], "--plot: x.txt must end in .png, .svg, .pdf"),
         (["--plot", "no/such/x.png"], "--plot: the folder no/such does not exist"),
     ],

@@ -4,10 +4,13 @@ import os
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
-from dsv4bench.cli.main import build
+from dsv4bench.cli.memory import memory
 
+APP = typer.Typer()
+APP.command()(memory)
 GOLDEN = Path(__file__).parents[2] / "data" / "golden" / "memory"
 REPORTS = {
     "ideal.txt": ["--ctx", "1M"],
@@ -23,7 +26,7 @@ REPORTS = {
 
 @pytest.mark.parametrize("name", REPORTS)
 def test_a_report_is_as_stored(name: str) -> None:
-    result = CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1"}).invoke(build(["memory"]), ["memory", *REPORTS[name]])
+    result = CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1"}).invoke(APP, REPORTS[name])
     assert result.exit_code == 0, result.exception
     found = "\n".join(line.rstrip() for line in result.stdout.splitlines()) + "\n"
     path = GOLDEN / name

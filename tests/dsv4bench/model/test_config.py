@@ -164,6 +164,18 @@ def test_an_unknown_model_lists_the_known_ones_and_the_nearest() -> None:
         load_shape("v4-por")
 
 
+def test_no_name_is_no_model_even_beside_a_config_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text((CONFIGS / "v4_flash.json").read_text())
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="unknown model ''"):
+        load_shape("")
+
+
+def test_a_folder_without_a_config_json_is_said_to_lack_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r": the folder has no config\.json"):
+        load_shape(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [("{\n 'a'", r"config\.json:2: not valid JSON"), ("[]", "is one JSON object, this is a list"), ("\xff", "JSON")],

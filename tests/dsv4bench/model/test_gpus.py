@@ -25,9 +25,15 @@ def test_a_count_is_read_before_the_name() -> None:
     assert parse_gpus("GB10") == (1, GPUS["GB10"])
 
 
-@pytest.mark.parametrize("text", ["", "0xH200", "H2000", "8x", "8xTPU"])
-def test_a_wrong_gpu_is_an_error(text: str) -> None:
-    with pytest.raises(UserError, match=r"not of the form 8xH200|unknown GPU .*known are A100-80G, H100"):
+@pytest.mark.parametrize("text", ["", "0xH200", "00xH200", "-1xH200", "1.5xH200", "8x"])
+def test_what_is_no_count_and_name_is_said_to_be_of_the_wrong_form(text: str) -> None:
+    with pytest.raises(UserError, match="not of the form 8xH200"):
+        parse_gpus(text)
+
+
+@pytest.mark.parametrize("text", ["H2000", "8xTPU"])
+def test_an_unknown_gpu_is_an_error_that_lists_the_known_ones(text: str) -> None:
+    with pytest.raises(UserError, match="unknown GPU .*known are A100-80G, H100"):
         parse_gpus(text)
 
 

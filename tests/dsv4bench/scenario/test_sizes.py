@@ -20,11 +20,11 @@ def test_token_counts_are_read_as_vllm_reads_them(text: str | int, tokens: int) 
 @pytest.mark.parametrize(
     ("text", "size"),
     [
-        ("584", 584), ("584B", 584), ("80GB", 80 * 10**9), ("80GiB", 80 * 2**30), ("1.5 KiB", 1536),
-        ("47.43GiB", int(47.43 * 2**30)), ("28_235_618_304", 28_235_618_304), (".5MiB", 2**19),
+        ("0", 0), (584, 584), ("584B", 584), ("80GB", 80 * 10**9), ("80GiB", 80 * 2**30), ("1.5 KiB", 1536),
+        ("47.43GiB", int(47.43 * 2**30)), ("28_235_618_304B", 28_235_618_304), (".5MiB", 2**19),
     ],
 )  # fmt: skip
-def test_byte_sizes_are_read_in_both_kinds_of_unit(text: str, size: int) -> None:
+def test_byte_sizes_are_read_in_both_kinds_of_unit(text: str | int, size: int) -> None:
     assert parse_bytes(text) == size
 
 
@@ -48,7 +48,8 @@ def test_a_wrong_token_count_is_an_error_that_names_the_flag(text: str, message:
     ("text", "message"),
     [
         ("-1GiB", "is not a size such as"), ("80G", "unknown unit 'G' in '80G'; write B, kB"), ("nan", "is not a size"),
-        ("80 gib", "unknown unit"), ("99999999999TiB", "absurdly large"),
+        ("80 gib", "unknown unit"), (" 110 ", r"--available: ' 110 ' has no unit; write 110GiB, or 110B for bytes"),
+        ("99999999999TiB", "absurdly large"),
     ],
 )  # fmt: skip
 def test_a_wrong_byte_size_is_an_error_that_names_the_flag(text: str, message: str) -> None:
