@@ -10,6 +10,7 @@ import torch
 from dsv4_kernels.rope import cos_sin_table
 from dsv4_kernels.weight import Weight
 
+from dsv4bench.errors import MeasurementError
 from dsv4bench.model.shape import LayerKind, ModelShape, Rope
 from dsv4bench.model.stage import Stage
 from dsv4bench.providers.base import further_parameters, stage_method
@@ -134,15 +135,31 @@ def further_arguments(method: Callable[..., Any], stage: Stage, values: Values) 
     return {name: values.get(PLANTED + name, values[name]) for name in names if name in values}
 
 
+def stage_outputs(stage: Stage, result: Any) -> tuple[Any, ...]:
+    """What a stage's method returned, as a tuple in the order of ``stage.outputs``; nothing for a stage without any.
+
+    Raises:
+        MeasurementError: it returned more or fewer outputs than the stage has.
+    """
+    if not stage.outputs:
+        return ()
+    outputs = tuple(result) if isinstance(result, tuple | list) else () if result is None else (result,)
+    if len(outputs) != len(stage.outputs):
+        count = f"{len(outputs)} output{'s' if len(outputs) != 1 else ''}"
+        raise MeasurementError(f"{stage.name} returned {count}, {len(stage.outputs)} expected")
+    return outputs
+
+
 def run_stage(stage: Stage, provider: object, values: Values) -> None:
-    """Run one stage and store its outputs in ``values``; caches are written in place."""
+    """Run one stage and store its outputs in ``values``; caches are written in place.
+
+    Raises:
+        MeasurementError: the provider returned more or fewer outputs than the stage has.
+    """
     method = stage_method(provider, stage.name)
     with scope(stage.name):
         result = method(**stage_arguments(stage, values), **further_arguments(method, stage, values))
-    if len(stage.outputs) == 1:
-        values[stage.outputs[0]] = result
-    elif stage.outputs:
-        values.update(zip(stage.outputs, result, strict=True))
+    values.update(zip(stage.outputs, stage_outputs(stage, result), strict=True))
 
 
 def run_layer(stages: Iterable[Stage], providers: Mapping[str, object], values: Values) -> None:

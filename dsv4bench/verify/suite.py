@@ -16,7 +16,7 @@ from dsv4bench.verify.difference import Difference
 from dsv4bench.verify.rows import addressing, attending, chunks, lengths, numerics, selection
 from dsv4bench.verify.sequences import small_shape
 from dsv4bench.verify.stage_check import StageCheck
-from dsv4bench.verify.trial import Setting, Trial
+from dsv4bench.verify.trial import Setting, Trial, raised
 
 V4 = (LayerKind.SWA, LayerKind.C4A, LayerKind.C128A)
 COMPRESSED = (LayerKind.C4A, LayerKind.C128A)
@@ -162,7 +162,10 @@ def run_row(provider: Provider, row: Row, setting: Setting, *, allow: frozenset[
     trial = Trial(provider, setting)
     began = time.perf_counter()
     with torch.no_grad():
-        row.check(trial)
+        try:
+            row.check(trial)
+        except Exception as error:  # what a provider returned can break whatever runs on it
+            trial.checks.append(raised("layer", error))
     seconds = time.perf_counter() - began
     checks, notes = tuple(trial.checks), tuple(trial.notes)
     status, reason = _judge(checks, allow)

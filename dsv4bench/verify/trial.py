@@ -5,7 +5,6 @@ Stages that the provider lacks are filled in by the reference, so a provider of 
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,12 +13,13 @@ from dsv4_kernels import reference
 from dsv4_kernels.cache import PagedCache
 from dsv4_kernels.codec import record_view, scale_view
 
+from dsv4bench.errors import UserError
 from dsv4bench.model.shape import LayerKind, ModelShape
 from dsv4bench.model.stage import STAGES, Stage
 from dsv4bench.providers.base import implemented_stages
 from dsv4bench.scenario.case import CachePrecision
 from dsv4bench.stack.inputs import Values
-from dsv4bench.stack.layer import further_arguments, stage_arguments
+from dsv4bench.stack.layer import further_arguments, stage_arguments, stage_outputs
 from dsv4bench.verify.difference import LAYER_COSINE, LAYER_TOLERANCE, Difference, exact, vector_difference
 from dsv4bench.verify.entries import WRITES
 from dsv4bench.verify.outputs import Outputs
@@ -28,6 +28,8 @@ from dsv4bench.verify.stage_check import StageCheck, compare
 
 GUARDED_BYTES = 1 << 26
 """Caches up to this size are compared as a whole around a stage that writes them, so that stray writes show."""
+STAGE = {stage.name: stage for stages in STAGES.values() for stage in stages}
+"""Every stage by name."""
 
 
 @dataclass(frozen=True)
@@ -133,30 +135,33 @@ class Trial:
             arguments: the stage's own.
         """
         if name not in self.implemented:
-            return _as_tuple(getattr(reference, name)(**arguments))
+            return _reference(name, arguments)
         guard = _snapshot(name, arguments)
         try:
-            outputs = _as_tuple(getattr(self.provider, name)(**arguments, **(further or {})))
+            outputs = stage_outputs(STAGE[name], getattr(self.provider, name)(**arguments, **(further or {})))
             check = compare(name, arguments, outputs)
         except NotImplementedError as error:  # it says so itself: neither right nor wrong
             note = f"{name} is unsupported here: {error}"
             self.notes += [note] if note not in self.notes else []
-            return _as_tuple(getattr(reference, name)(**arguments))
+            return _reference(name, arguments)
         except Exception as error:  # a provider may raise anything; that is a finding, not a crash
-            message = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            check = StageCheck(name, (Difference("call", math.inf, 0.0, message),))
-            outputs = _as_tuple(getattr(reference, name)(**arguments))
+            check = raised(name, error)
+            outputs = _reference(name, arguments)
         if guard is not None and check.ok:
             check = StageCheck(name, (*check.differences, _stray_writes(name, arguments, guard)))
         self._record(check, (name, arguments))
         return outputs
 
     def plain(self, name: str, **arguments: Any) -> Outputs:
-        """Run one stage without a check, with the reference where the provider lacks or can't do it."""
+        """Run one stage without a check, with the reference where the provider lacks or can't do it, or raises."""
         if name in self.implemented:
-            with suppress(NotImplementedError):
-                return _as_tuple(getattr(self.provider, name)(**arguments))
-        return _as_tuple(getattr(reference, name)(**arguments))
+            try:
+                return stage_outputs(STAGE[name], getattr(self.provider, name)(**arguments))
+            except NotImplementedError:
+                pass
+            except Exception as error:  # as in ``stage``
+                self._record(raised(name, error), (name, arguments))
+        return _reference(name, arguments)
 
     def expect(self, stage: str, what: str, ok: bool, where: str = "", deviation: str = "") -> None:
         """Record a statement about what a stage did; ignored where the provider lacks the stage."""
@@ -183,10 +188,15 @@ class Trial:
             self.failed_call = call
 
 
-def _as_tuple(result: Any) -> Outputs:
-    if result is None:
-        return ()
-    return result if isinstance(result, tuple) else (result,)
+def raised(stage: str, error: Exception) -> StageCheck:
+    """The finding that a stage raised an exception."""
+    first = next(iter(str(error).splitlines()), "")
+    message = first if isinstance(error, UserError) else f"{type(error).__name__}: {first}"
+    return StageCheck(stage, (Difference("call", math.inf, 0.0, message),))
+
+
+def _reference(name: str, arguments: dict[str, Any]) -> Outputs:
+    return stage_outputs(STAGE[name], getattr(reference, name)(**arguments))
 
 
 def _snapshot(name: str, arguments: dict[str, Any]) -> torch.Tensor | None:

@@ -5,13 +5,14 @@ import torch
 from dsv4_kernels.cache import PagedCache
 from dsv4_kernels.codec import read_entries
 
+from dsv4bench.errors import MeasurementError
 from dsv4bench.model.shape import LayerKind
 from dsv4bench.model.stage import STAGES
 from dsv4bench.providers.registry import load_provider
 from dsv4bench.scenario.case import CachePrecision
 from dsv4bench.scenario.workload import Workload
 from dsv4bench.stack.inputs import capacity, page_spans
-from dsv4bench.stack.layer import prepare, run_layer
+from dsv4bench.stack.layer import prepare, run_layer, stage_outputs
 
 PRECISIONS = [
     CachePrecision(),
@@ -118,3 +119,17 @@ def test_capacity_holds_the_largest_workload_with_slack(small_shape):
     blocks = capacity(LayerKind.C4A, small_shape(LayerKind.C4A), [small, large])
     assert blocks["full"] > 4 * 16
     assert blocks["full"] <= 4 * 16 * 1.25 + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "result", "message"),
+    [
+        ("qkv_norm", torch.ones(2, 3), "qkv_norm returned 1 output, 2 expected"),
+        ("qkv_norm", None, "qkv_norm returned 0 outputs, 2 expected"),
+        ("input_projection", (torch.ones(1), torch.ones(1)), "input_projection returned 2 outputs, 1 expected"),
+    ],
+)
+def test_another_number_of_outputs_than_a_stage_has_is_refused_in_a_sentence(name, result, message):
+    stage = next(stage for stage in STAGES[LayerKind.SWA] if stage.name == name)
+    with pytest.raises(MeasurementError, match=message):
+        stage_outputs(stage, result)

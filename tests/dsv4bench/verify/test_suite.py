@@ -92,3 +92,35 @@ def test_an_exception_is_a_failure_with_its_message():
     outcome = run_row(Raising(), ROWS[0], Setting(LayerKind.C4A, quick=True))
     assert outcome.status is Status.FAIL
     assert "RuntimeError: no kernel image is available" in outcome.reason
+
+
+class OneOutput:
+    """Its norm returns one tensor where two are due."""
+
+    name = "one-output"
+
+    def supports(self, need):
+        return SUPPORTED
+
+    def qkv_norm(self, *, qkv_latent, q_norm_weight, kv_norm_weight, eps):
+        return qkv_latent
+
+
+class NarrowOutput(OneOutput):
+    """Its norm returns two tensors that nothing can go on with."""
+
+    def qkv_norm(self, *, qkv_latent, q_norm_weight, kv_norm_weight, eps):
+        return qkv_latent[:, :7], qkv_latent[:, :7]
+
+
+@pytest.mark.parametrize("number", [14, 15, 16, 20, 21])
+def test_a_wrong_number_of_outputs_fails_the_row_wherever_the_stage_runs(number):
+    outcome = run_row(OneOutput(), ROWS[number - 1], Setting(LayerKind.C4A, quick=True))
+    assert outcome.status is Status.FAIL
+    assert "qkv_norm returned 1 output, 2 expected" in outcome.reason
+
+
+@pytest.mark.parametrize("number", [14, 21])
+def test_outputs_of_a_wrong_shape_fail_the_row_and_stop_nothing_else(number):
+    outcome = run_row(NarrowOutput(), ROWS[number - 1], Setting(LayerKind.C4A, quick=True))
+    assert outcome.status is Status.FAIL
