@@ -1,6 +1,7 @@
 """``dsv4bench verify``: the conformance suite against a provider."""
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,7 +47,7 @@ def verify(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     replay: Annotated[Path | None, typer.Option(help="Try a failure again that an earlier run saved.")] = None,
-    save: Annotated[Path, typer.Option(help="Folder for the inputs of failures.")] = FAILURES,
+    save: Annotated[Path, typer.Option(help="Folder for the inputs of failures, a subfolder per provider.")] = FAILURES,
     format: Annotated[Format, typer.Option(help="How to print the results.")] = Format.TABLE,
 ) -> None:
     """Check a provider's stages against the reference on everything that implementations get wrong in the field.
@@ -56,18 +57,35 @@ def verify(
     """
     from dsv4bench.bench.device import find_device
     from dsv4bench.verify.replay import replay as replay_file
+    from dsv4bench.verify.replay import require_writable
     from dsv4bench.verify.suite import select_rows
 
+    allowed = _deviations(allow or [])
     where = find_device(device).torch_name
     tried = load_provider(provider)
     if replay is not None:
         outcomes = [replay_file(replay, tried, device=None if device == "auto" else where)]
     else:
+        require_writable(save)
         kinds = layer or list(LayerKind)
         plan = _plan(tried, select_rows(only or []), kinds, cache or [], where, quick, seed)
-        outcomes = _run(tried, plan, frozenset(allow or ()))
+        outcomes = _run(tried, plan, allowed)
     _print(outcomes, _against_fp32(tried, outcomes, quick) if replay is None else {}, format)
     _conclude(outcomes, save if replay is None else None, provider)
+
+
+def _deviations(names: Sequence[str]) -> frozenset[str]:
+    """The deviations of ``--allow``.
+
+    Raises:
+        UserError: one that isn't documented.
+    """
+    from dsv4bench.verify.quantised import DEVIATIONS
+
+    for name in names:
+        if name not in DEVIATIONS:
+            raise UserError(f"--allow {name}: no such deviation; the known ones are {', '.join(DEVIATIONS)}")
+    return frozenset(names)
 
 
 def _plan(
@@ -126,6 +144,7 @@ def _run(provider: Provider, plan: "list[tuple[Row, Setting]]", allow: frozenset
 
 
 def _against_fp32(provider: Provider, outcomes: "list[Outcome]", quick: bool) -> dict[tuple[str, str], Any]:
+    """What each cache precision costs, by the stages that the provider has itself."""
     from dsv4bench.model.stage import STAGES
     from dsv4bench.providers.base import implemented_stages
     from dsv4bench.verify.accuracy import format_accuracy
@@ -134,7 +153,7 @@ def _against_fp32(provider: Provider, outcomes: "list[Outcome]", quick: bool) ->
     figures = {}
     for setting in dict.fromkeys(outcome.setting for outcome in outcomes if outcome.checks):
         owned = {s.name for s in STAGES[setting.kind]} & set(implemented_stages(provider))
-        figures[setting.kind.value, setting.precision.label] = format_accuracy(
+        found = format_accuracy(
             dict.fromkeys(owned, provider),
             small_shape(setting.kind, setting.device),
             setting.kind,
@@ -143,6 +162,8 @@ def _against_fp32(provider: Provider, outcomes: "list[Outcome]", quick: bool) ->
             device=setting.device,
             seed=setting.seed,
         )
+        theirs = {stage: numbers for stage, numbers in found.items() if stage in owned}
+        figures[setting.kind.value, setting.precision.label] = theirs
     return figures
 
 
@@ -173,7 +194,8 @@ def _conclude(outcomes: "list[Outcome]", save: Path | None, provider: str) -> No
     counts = {status: sum(o.status is status for o in outcomes) for status in Status}
     failed = [o for o in outcomes if o.status is Status.FAIL]
     if save is not None:
-        for path in [save_failure(outcome, save) for outcome in failed]:
+        folder = save / re.sub(r"[^\w.-]+", "-", provider).strip("-")
+        for path in [save_failure(outcome, folder) for outcome in failed]:
             typer.echo(f"saved: dsv4bench verify --provider {provider} --replay {path}", err=True)
     text = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     if failed:

@@ -24,6 +24,8 @@ from dsv4bench.verify.difference import QUANTISED_TOLERANCE, Difference, describ
 
 SCALE_FLOOR = "scale-floor"
 """Deviation: another lower bound of the scale, which shows in blocks that are all but zero."""
+DEVIATIONS = (SCALE_FLOOR,)
+"""Every deviation that may be let pass by name."""
 
 
 @dataclass(frozen=True)

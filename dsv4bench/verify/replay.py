@@ -4,6 +4,7 @@ A file holds one call of one stage with its arguments; of large caches only the 
 row failed without any single call being wrong (two runs that should agree do not), it holds the row's setting alone.
 """
 
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,20 @@ VERSION = 1
 WHOLE_BYTES = 1 << 25
 """Caches up to this size are stored whole."""
 _TABLES = ("block_table", "state_block_table")
+
+
+def require_writable(folder: Path) -> None:
+    """Refuse a folder in which nothing can be stored, without making it.
+
+    Raises:
+        UserError: with what stands in the way.
+    """
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        raise UserError(f"can't write {folder}: {error.strerror}; --save names another folder") from error
 
 
 def save_failure(outcome: Outcome, folder: Path) -> Path:

@@ -74,11 +74,36 @@ def test_a_failure_ends_with_exit_code_5_and_a_file_that_replays_it(provider, tm
     with pytest.raises(MeasurementError, match=r"not conformant: 2 fail") as error:
         output("--provider", f"{provider}:Faulty", "--only", "12", "--save", str(saved))
     assert error.value.exit_code == 5
-    files = sorted(saved.iterdir())
+    files = sorted(saved.rglob("*.pt"))
     assert [path.name for path in files] == ["row12-c4a-fp8+fp8.pt", "row12-dsa-fp8+fp8.pt"]
     with pytest.raises(MeasurementError):
         output("--provider", f"{provider}:Faulty", "--replay", str(files[0]))
     assert "pass" in output("--provider", f"{provider}:Right", "--replay", str(files[0]))
+
+
+def test_failures_of_two_providers_are_kept_apart(provider, tmp_path):
+    provider.write_text(FAULTY + "\n\nclass Other(Faulty):\n    pass\n")
+    for name in ("Faulty", "Other"):
+        with pytest.raises(MeasurementError, match="not conformant"):
+            output("--provider", f"{provider}:{name}", "--only", "12", "--layer", "c4a", "--save", str(tmp_path / "f"))
+    assert len(list((tmp_path / "f").rglob("row12-c4a-fp8+fp8.pt"))) == 2
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(provider, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"can't write .*file/below: .*; --save names another folder") as error:
+        output("--provider", f"{provider}:Faulty", "--only", "12", "--save", str(tmp_path / "file" / "below"))
+    assert error.value.exit_code == 2
+
+
+def test_where_nothing_fails_no_folder_is_made(tmp_path):
+    output("--only", "12", "--layer", "c4a", "--save", str(tmp_path / "f"))
+    assert not (tmp_path / "f").exists()
+
+
+def test_accuracy_is_given_for_the_stages_that_the_provider_has_alone(provider):
+    words = ("--provider", f"{provider}:Right", "--only", "19", "--layer", "c4a", "--format", "json")
+    assert {row["stage"] for row in json.loads(output(*words))["accuracy"]} == {"topk"}
 
 
 def test_a_provider_of_one_stage_skips_the_rows_about_others(provider):
@@ -98,6 +123,7 @@ def test_nothing_checked_is_not_a_pass(provider):
         (["--cache", "fp8"], r"expected MAIN\+INDEXER"),
         (["--provider", "nobody"], "unknown provider"),
         (["--replay", "missing.pt"], "no such file"),
+        (["--allow", "foo"], "--allow foo: no such deviation; the known ones are scale-floor"),
     ],
 )
 def test_wrong_input_is_refused_in_a_sentence(words, message):
