@@ -2,11 +2,13 @@
 
 import json
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -17,11 +19,14 @@ from dsv4bench.model.gpus import gpu_named, gpu_of_device
 from dsv4bench.providers.registry import require_known
 from dsv4bench.report import quantity
 from dsv4bench.report.records import Record, Shown, records_csv, records_json, records_markdown, records_table
-from dsv4bench.results.run_directory import Run, new_run_path, read_run
+from dsv4bench.results.run_directory import MANIFEST, Run, new_run_path, read_run
 from dsv4bench.scenario.case import Case
 from dsv4bench.scenario.expand import expand, select
 from dsv4bench.scenario.loader import load_scenario
 from dsv4bench.scenario.schema import Scenario
+
+if TYPE_CHECKING:
+    from dsv4bench.bench.execute import Event
 
 RUNS = Path("reports") / "runs"
 WIDE = 240
@@ -146,8 +151,8 @@ def _measured(
     here = os.getcwd() + os.sep
     argv = [word.replace(here, "") for word in sys.argv[1:]]
     request = Request(scenario, cases, device, argv, words, check)
-    with RunProgress(cases, scenario.timing.rounds, path) as bar:
-        return start_run(request, path, bar.see)
+    with RunProgress(cases, scenario.timing.rounds, path) as bar, _resumable(path, bar.see) as see:
+        return start_run(request, path, see)
 
 
 def _resumed(path: Path, check: bool) -> Run:
@@ -157,8 +162,38 @@ def _resumed(path: Path, check: bool) -> Run:
     run = read_run(path, torn=True)
     scenario = Scenario.model_validate(run.manifest.scenario)
     missing = [case for case in expand(scenario) if case.case_id in run.missing]
-    with RunProgress(missing, scenario.timing.rounds, path) as bar:
-        return resume_run(path, bar.see, check=check)
+    with RunProgress(missing, scenario.timing.rounds, path) as bar, _resumable(path, bar.see) as see:
+        return resume_run(path, see, check=check)
+
+
+@contextmanager
+def _resumable(path: Path, see: "Callable[[Event], None]") -> "Iterator[Callable[[Event], None]]":
+    """Turn Ctrl-C into exit code 130 and the command that goes on, whatever was running when it came.
+
+    Python drops an exception that a signal raises within a destructor or a callback of the import machinery; so the
+    signal is remembered, and raised again with the next event.
+    """
+    pressed = False
+
+    def remember(*_: object) -> None:
+        nonlocal pressed
+        pressed = True
+        raise KeyboardInterrupt
+
+    def listen(event: "Event") -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        see(event)
+
+    before = signal.signal(signal.SIGINT, remember)
+    try:
+        yield listen
+    except KeyboardInterrupt:
+        if (path / MANIFEST).exists():
+            typer.echo(f"continue with: dsv4bench run --resume {path}", err=True)
+        raise
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _report(run: Run, format: Format, stages: bool) -> None:

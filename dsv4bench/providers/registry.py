@@ -108,8 +108,8 @@ def _make(factory: object, spec: str, *arguments: str) -> Provider:
         raise UserError(f"provider {spec!r} is not a class or a function")
     try:
         provider = factory(*arguments)
-    except TypeError as error:
-        raise UserError(f"provider {spec!r} can't be made: {error}") from error
+    except Exception as error:  # whatever a user's constructor raises is the user's message
+        raise UserError(f"provider {spec!r} can't be made: {type(error).__name__}: {error}") from error
     if not isinstance(provider, Provider):
         raise UserError(f"provider {spec!r} lacks a `name` or a `supports(need)` method")
     if not implemented_stages(provider):

@@ -132,6 +132,7 @@ def test_ctrl_c_leaves_a_valid_run_and_exit_code_130(tmp_path):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "Traceback" not in err + out
+    assert f"continue with: dsv4bench run --resume {path}" in err
     run = read_run(path)
     assert run.manifest.interrupted
     assert len(run.missing) == 2

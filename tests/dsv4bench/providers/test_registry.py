@@ -1,0 +1,83 @@
+"""Finding and making providers: what goes wrong is one sentence."""
+
+import pytest
+
+from dsv4bench.errors import UserError
+from dsv4bench.providers.base import SUPPORTED, implemented_stages
+from dsv4bench.providers.registry import BUILT_IN, list_providers, load_provider
+
+SOURCE = """
+from dsv4bench.providers.base import SUPPORTED
+
+class Mine:
+    name = "mine"
+    def supports(self, need):
+        return SUPPORTED
+    def topk(self, *, logits, candidate_lens, k):
+        return logits
+
+class Empty:
+    name = "empty"
+    def supports(self, need):
+        return SUPPORTED
+
+class Nameless:
+    def topk(self):
+        return None
+
+class Raises(Mine):
+    def __init__(self):
+        raise ValueError("no such card")
+
+number = 3
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(SOURCE)
+    return path
+
+
+def test_a_class_of_a_file_is_a_provider(file):
+    provider = load_provider(f"{file}:Mine")
+    assert provider.name == "mine"
+    assert implemented_stages(provider) == ("topk",)
+    assert provider.supports(None) == SUPPORTED
+
+
+@pytest.mark.parametrize(
+    ("attribute", "message"),
+    [
+        ("Empty", "implements no stage"),
+        ("Nameless", "lacks a `name`"),
+        ("Raises", "can't be made: ValueError: no such card"),
+        ("number", "is not a class or a function"),
+        ("Other", "has no 'Other'"),
+    ],
+)
+def test_what_is_no_provider_is_refused_with_its_reason(file, attribute, message):
+    with pytest.raises(UserError, match=message):
+        load_provider(f"{file}:{attribute}")
+
+
+def test_a_file_that_fails_or_is_missing_is_named(tmp_path):
+    broken = tmp_path / "broken.py"
+    broken.write_text("import nothing_of_that_name\n")
+    with pytest.raises(UserError, match="broken.py failed to import: ModuleNotFoundError"):
+        load_provider(f"{broken}:X")
+    with pytest.raises(UserError, match="no such provider file"):
+        load_provider(f"{tmp_path / 'none.py'}:X")
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(UserError, match="unknown provider 'nope'.*eager"):
+        load_provider("nope")
+
+
+def test_every_built_in_provider_is_listed_with_stages_or_a_reason():
+    infos = {info.name: info for info in list_providers()}
+    assert set(BUILT_IN) <= set(infos)
+    assert all(info.stages or info.unavailable for info in infos.values())
+    assert len(infos["reference"].stages) == len(infos["eager"].stages) == 26
