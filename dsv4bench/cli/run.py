@@ -205,7 +205,7 @@ def _report(run: Run, format: Format, stages: bool) -> None:
     console = output_console()
     match format:
         case Format.TABLE:
-            console.print(run_table(run))
+            console.print(run_table(run, console.width))
             if stages:
                 console.print()
                 console.print(stage_table(run))

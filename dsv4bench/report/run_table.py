@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from rich.table import Table
 
@@ -16,6 +17,10 @@ from dsv4bench.scenario.sizes import format_bytes
 
 STYLES = {Status.OK: "green", Status.UNSUPPORTED: "dim", Status.SKIPPED: "dim", Status.OOM: "yellow"}
 DASH = "–"
+TEXTS = {"case": 26, "provider": 10, "status": 14}
+"""Columns of text, and how narrow each may become."""
+DISPENSABLE = ("± MAD", "% of floor", "KV of layer")
+"""Columns that a narrow terminal goes without; every format but the table has them all."""
 
 
 @dataclass(frozen=True)
@@ -49,20 +54,50 @@ def lines_of(run: Run) -> list[Line]:
     return [Line(row, gained.get(row.case_id, Speedup())) for row in sorted(run.rows, key=rank)]
 
 
-def run_table(run: Run) -> Table:
-    """For a terminal."""
+def run_table(run: Run, width: int | None = None) -> Table:
+    """For a terminal.
+
+    Args:
+        run: what to show.
+        width: columns of the terminal. Figures stay whole and texts fold; where that is not enough, the figures of
+            ``DISPENSABLE`` are left out, first ones first, so that case and status are always seen.
+    """
+    lines = lines_of(run)
+    texts = [dict(zip(_heads(run), _cells(run, line), strict=True)) for line in lines]
+    heads = _fitting(_heads(run), texts, width)
     table = Table(box=None, header_style="bold", pad_edge=False)
-    heads = _heads(run)
-    for number, head in enumerate(heads):
-        text = number in (0, len(heads) - 1)
-        table.add_column(head, justify="left" if text else "right", overflow="fold", no_wrap=not text)
-    for line in lines_of(run):
-        *cells, status = _cells(run, line)
+    for head in heads:
+        narrow = _narrow(head, texts) if head in TEXTS else None
+        justify: Literal["left", "right"] = "left" if head in TEXTS else "right"
+        table.add_column(head, justify=justify, overflow="fold", no_wrap=narrow is None, min_width=narrow)
+    for line, text in zip(lines, texts, strict=True):
+        cells = [text[head].replace("[", r"\[") for head in heads]
         style = STYLES.get(line.row.status, "red")
-        table.add_row(
-            *(cell.replace("[", r"\[") for cell in cells), f"[{style}]{status.replace('[', chr(92) + '[')}[/]"
-        )
+        table.add_row(*cells[:-1], f"[{style}]{cells[-1]}[/]")
     return table
+
+
+def _fitting(heads: list[str], texts: Sequence[dict[str, str]], width: int | None) -> list[str]:
+    """The columns that fit a width; a sole provider goes first, since it says the same in every line."""
+    spare = [*(["provider"] if len({text["provider"] for text in texts}) == 1 else []), *DISPENSABLE]
+    kept = list(heads)
+    while width is not None and _least(kept, texts) > width and (droppable := [one for one in spare if one in kept]):
+        kept.remove(droppable[0])
+    return kept
+
+
+def _least(heads: Sequence[str], texts: Sequence[dict[str, str]]) -> int:
+    """Columns that a table of these heads takes at least, two between neighbours."""
+    widths = [_narrow(head, texts) if head in TEXTS else _longest(head, texts) for head in heads]
+    return sum(widths) + 2 * (len(widths) - 1)
+
+
+def _narrow(head: str, texts: Sequence[dict[str, str]]) -> int:
+    return min(TEXTS[head], _longest(head, texts))
+
+
+def _longest(head: str, texts: Sequence[dict[str, str]]) -> int:
+    return max(len(head), *(len(text[head]) for text in texts), 0)
 
 
 def run_markdown(run: Run) -> str:

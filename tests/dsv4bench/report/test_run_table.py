@@ -82,6 +82,18 @@ def test_the_table_shows_speedups_over_both_baselines_and_why_a_case_has_none(st
     assert "2.00× –" in lines[5], "the baseline model has no time with this provider"
 
 
+@pytest.mark.parametrize("width", [80, 60])
+def test_a_narrow_terminal_still_shows_every_case_its_time_and_its_status(stored, width):
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    console.print(run_table(stored, width))
+    text = console.file.getvalue()
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert "16.00 ms" in text
+    words = text.replace("\n", " ").split()
+    assert "unsupported:" in words
+    assert {"case", "median", "status"} <= set(words)
+
+
 def test_labels_leave_out_what_all_rows_share(stored):
     assert set(short_labels(stored.rows).values()) == {
         "v4-flash/swa/decode-b1-4K",
