@@ -1,9 +1,10 @@
 """Reported against predicted: what a server's log says, beside what the arithmetic gives for the same configuration.
 
 What the log leaves out is inferred where one known value reproduces the reported figures, and said to be inferred.
+Where none does, the prediction is shown for the nearest, and the nearest is said to be no more than that.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -60,7 +61,7 @@ class Comparison:
     Attributes:
         title: engine, version and configuration.
         findings: figure by figure.
-        lines: what was inferred, and how a difference is explained.
+        lines: what was inferred or only tried, and how a difference is explained.
     """
 
     title: str
@@ -97,7 +98,7 @@ def _vllm(log: ServerLog, shape: ModelShape) -> Comparison:
     version = log.found.get("version")
     engine, plan, findings, inferred = _best(log, base, [version] if version else list(GENERATIONS[::-1]))
     title = f"{engine.title}, {shape.name}, {plan.layout}, indexer {plan.indexer}, max_model_len {length:,}"
-    lines = [f"inferred: {text}" for text in inferred]
+    lines = [f"{_how_known(findings)}: {text}" for text in inferred]
     lines.append(f"tokens in flight: {engine.in_flight(plan):,}")
     if "num_blocks" not in log.found and "available_gib" in log.found:
         lines.append(f"the log prints {log.found['available_gib']} GiB: its rounding is the predicted range")
@@ -172,7 +173,7 @@ def _sglang(log: ServerLog, shape: ModelShape) -> Comparison:
     rows = f"c4 rows {plan.c4_state_rows}/128, c128 rows {plan.c128_state_rows}"
     title = f"SGLang, {shape.name}, swa ratio {plan.swa_ratio:g}, state {plan.state}, {rows}, {plan.mtp} draft layers"
     inferred = "state precision, state rows, draft layers" + ("" if "sglang_ratio" in log.found else ", swa ratio")
-    lines = [f"inferred from the bytes per full token: {inferred}"]
+    lines = [f"{_how_known(findings[:1])} from the bytes per full token: {inferred}"]
     lines += _explain(tuple(findings), "no known choice of state rows, precision and ratio gives these bytes")
     return Comparison(title, tuple(findings), tuple(lines))
 
@@ -200,6 +201,11 @@ def _sglang_pools(log: ServerLog, engine: Sglang, plan: Deployment) -> list[Find
         if name in low.pools and name != "full" and value.isdigit():
             findings.append(Finding(f"{name} tokens", int(value), low.pools[name], high.pools[name]))
     return findings
+
+
+def _how_known(findings: Sequence[Finding]) -> str:
+    """What to call a value that the log leaves out, by whether it reproduces the figures."""
+    return "inferred" if all(finding.agrees for finding in findings) else "nearest of those tried, not inferred"
 
 
 def _explain(findings: tuple[Finding, ...], otherwise: str) -> list[str]:

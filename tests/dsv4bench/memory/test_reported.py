@@ -45,6 +45,23 @@ def test_what_a_log_does_not_say_is_inferred_and_said_to_be(tmp_path: Path) -> N
     assert any(line.startswith("inferred: max_num_batched_tokens") for line in comparison.lines)
 
 
+def test_a_value_that_reproduces_nothing_is_not_called_inferred(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    text = (LOGS / "vllm_0.26_flash_h20_mtp.log").read_text()
+    path.write_text(text.replace("1,009,661", "1,209,661").replace("1.11x", "1.33x"))
+    comparison = compare_log(read_log(path))
+    assert not all(finding.agrees for finding in comparison.findings)
+    assert not any(line.startswith("inferred") for line in comparison.lines)
+    assert any(line.startswith("nearest of those tried, not inferred: max_num_b") for line in comparison.lines)
+
+
+def test_sglang_bytes_that_nothing_gives_infer_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_text((LOGS / "sglang_flash_h100.log").read_text().replace("7033.45", "7133.45"))
+    lines = compare_log(read_log(path)).lines
+    assert lines[0].startswith("nearest of those tried, not inferred from the bytes per full token: state precision")
+
+
 def test_a_figure_that_no_configuration_gives_is_reported_as_not_explained(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     path.write_text(
