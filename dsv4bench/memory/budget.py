@@ -6,6 +6,7 @@ from dsv4bench.errors import UserError
 from dsv4bench.memory.deployment import Deployment
 from dsv4bench.memory.workspaces import Workspace, computed_workspaces
 from dsv4bench.model.gpus import Gpu
+from dsv4bench.scenario.sizes import format_bytes
 
 VLLM_LOGITS_BUDGET = 512 * 2**20
 """vLLM chunks the prefill's indexer logits to VLLM_SPARSE_INDEXER_MAX_LOGITS_MB, 512 by default."""
@@ -91,9 +92,18 @@ def gpu_budget(
     usable = int(gpu.memory_bytes * utilization)
     available = usable - sum(line.bytes or 0 for line in lines)
     if available <= 0:
-        taken = f"{usable - available:,} B are taken off"
-        raise UserError(f"nothing is left for the cache: {usable:,} B are usable on a {gpu.name}, {taken} before it")
+        raise UserError(_nothing_left(gpu, usable, lines))
     return Budget(gpu, count, utilization, lines, available)
+
+
+def _nothing_left(gpu: Gpu, usable: int, lines: tuple[Workspace, ...]) -> str:
+    """The budget as a sentence."""
+    taken = ", ".join(f"{line.name} {format_bytes(line.bytes)}" for line in lines if line.bytes)
+    short = sum(line.bytes or 0 for line in lines) - usable
+    return (
+        f"nothing is left for the cache: {format_bytes(usable)} of each {gpu.name} are usable, {format_bytes(short)} "
+        f"short of what comes before it ({taken})"
+    )
 
 
 def _given_line(name: str, size: int | None, flag: str) -> Workspace:

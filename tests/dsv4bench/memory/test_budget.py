@@ -43,6 +43,16 @@ def test_the_gather_workspace_holds_four_requests_of_entries_and_window() -> Non
     assert prefill_gather_bytes(V4_FLASH, 65536, 8192) == 4 * (16384 + 127 + 8192) * 1024
 
 
+def test_a_budget_that_does_not_reach_says_by_how_much_and_what_takes_it() -> None:
+    workspaces = attention_workspaces(PLAN, 2**29)[:1]
+    with pytest.raises(UserError) as error:
+        gpu_budget(PLAN, GPUS["H20"], 8, 0.9, Given(weights=110 * GIB), workspaces)
+    assert str(error.value) == (
+        "nothing is left for the cache: 85.50 GiB of each H20 are usable, 25.00 GiB short of what comes before it "
+        "(weights 110.00 GiB, indexer logits 512.00 MiB)"
+    )
+
+
 def test_nothing_is_taken_off_memory_that_the_engine_logged() -> None:
     budget = given_budget(10 * GIB, PLAN, attention_workspaces(PLAN, None))
     assert budget.available_bytes == 10 * GIB
