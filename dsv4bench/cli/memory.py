@@ -1,6 +1,7 @@
 """``dsv4bench memory``: KV memory as the design needs it, as an engine reserves it, as a device gives it."""
 
 import json
+from collections.abc import Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,14 @@ from dsv4bench.memory.rates import Rates
 from dsv4bench.model.config import load_shape
 from dsv4bench.model.gpus import parse_gpus
 from dsv4bench.model.shape import ModelShape
+from dsv4bench.report.memory_plots import check_target, plot_memory
 from dsv4bench.report.memory_tables import VIEWS, memory_sections
 from dsv4bench.report.sections import Section, print_sections, to_csv, to_markdown
 from dsv4bench.scenario.sizes import parse_bytes, parse_tokens
 
 
 def memory(
+    call: typer.Context,
     model: opt.Model = None, ctx: opt.Ctx = None, baseline: opt.Baseline = "v3.2", engine: opt.EngineName = "ideal",
     main: opt.Main = None, indexer: opt.Indexer = None, by: opt.By = None, format: opt.Format = "table",
     explain: opt.Explain = False, plot: opt.Plot = None,
@@ -55,9 +58,15 @@ def memory(
     Examples: dsv4bench memory --ctx 1M · dsv4bench memory --engine vllm@0.28 --model v4-flash --available 26.3GiB
     """
     _one_of("--format", format, opt.FORMATS)
+    given_flags = _given_flags(call)
     if from_log is not None:
+        _refuse_beside("--from-log", given_flags, given_flags.keys() - {"from_log", "model", "format"})
         _from_log(from_log, None if model is None else load_shape(model), format)
         return
+    if simulate is not None:
+        _refuse_beside("--simulate", given_flags, {"plot", "by", "explain", "baseline", "measure", "device"})
+    if plot is not None:
+        check_target(plot)
     _one_of("--by", by or "kind", VIEWS)
     shape = load_shape("v4-pro" if model is None else model)
     allocator = _engine("vllm" if engine == "ideal" and simulate else engine, by)
@@ -99,13 +108,26 @@ def memory(
     )
     _print(result, by or "kind", format, explain=explain, defaulted=main is None and cache_type is None)
     if plot is not None:
-        _plot(result, plot)
+        typer.echo(str(plot_memory(result, plot)), err=True)
 
 
 # --- inputs ----------------------------------------------------------------------------------------------------------
 def _one_of(flag: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise UserError(f"{flag} must be one of {', '.join(known)}, got {value!r}")
+
+
+def _given_flags(call: typer.Context) -> dict[str, str]:
+    """The flags that are on the command line, by parameter."""
+    flags = {option.name: option.opts[0] for option in call.command.params if option.name}
+    sources = {name: call.get_parameter_source(name) for name in flags}
+    return {name: flags[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+
+
+def _refuse_beside(flag: str, given: dict[str, str], unread: Set[str]) -> None:
+    """Refuse flags that the mode chosen by another would silently ignore."""
+    if ignored := [given[name] for name in given if name in unread]:
+        raise UserError(f"{flag} does not read {', '.join(ignored)}")
 
 
 def _tokens(text: str | None, flag: str) -> int | None:
@@ -211,12 +233,6 @@ def _print_sections(sections: list[Section], format: str) -> None:
         typer.echo(to_markdown(sections), nl=False)
     else:
         print_sections(sections, Console())
-
-
-def _plot(result: Account, path: Path) -> None:
-    from dsv4bench.report.memory_plots import plot_memory
-
-    typer.echo(str(plot_memory(result, path)), err=True)
 
 
 def _measure(deployment: Deployment, engine: Engine | None, context: int, device: str) -> int:

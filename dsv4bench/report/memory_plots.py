@@ -21,12 +21,8 @@ _MIB, _GIB = 2**20, 2**30
 _SUFFIXES = (".png", ".svg", ".pdf")
 
 
-def plot_memory(account: Account, path: Path) -> Path:
-    """Draw an accounting.
-
-    Args:
-        account: what to draw; without a capacity there is no third panel.
-        path: where to; the suffix decides the format.
+def check_target(path: Path) -> None:
+    """Whether a figure can be written there, to know before the work is done.
 
     Raises:
         UserError: an unknown suffix, or a folder that is not there.
@@ -35,6 +31,19 @@ def plot_memory(account: Account, path: Path) -> Path:
         raise UserError(f"--plot: {path} must end in {', '.join(_SUFFIXES)}")
     if not path.parent.is_dir():
         raise UserError(f"--plot: the folder {path.parent} does not exist")
+
+
+def plot_memory(account: Account, path: Path) -> Path:
+    """Draw an accounting.
+
+    Args:
+        account: what to draw; without a capacity there is no third panel.
+        path: where to; the suffix decides the format.
+
+    Raises:
+        UserError: as `check_target`.
+    """
+    check_target(path)
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(14, 9), layout="constrained")
@@ -103,7 +112,7 @@ def _plot_kinds(account: Account, axis: "Axes") -> None:
     axis.set_xlim(0, 118)
     axis.set_xticks(range(0, 101, 20))
     axis.set_xlabel("per cent of the layer's bytes")
-    axis.set_title("One layer of each kind, colours as above", loc="left")
+    axis.set_title("One layer of each kind, colours as in 'By layer'", loc="left")
 
 
 def _contexts(longest: int) -> list[int]:

@@ -24,7 +24,7 @@ def memory_sections(account: Account, by: str, *, explain: bool, defaulted: bool
     main = _TABLES[by](account)
     sections = [
         Section(
-            heading(account, defaulted=defaulted),
+            heading(account),
             main.columns,
             main.rows,
             main.raw_columns,
@@ -32,7 +32,7 @@ def memory_sections(account: Account, by: str, *, explain: bool, defaulted: bool
             footer=main.footer,
         )
     ]
-    sections.append(Section(lines=(*main.lines, *_summary(account))))
+    sections.append(Section(lines=(*main.lines, _precisions(account, defaulted=defaulted), *_summary(account))))
     if account.capacity is not None:
         sections.append(_capacity(account, account.capacity))
     if account.budget is not None:
@@ -44,16 +44,13 @@ def memory_sections(account: Account, by: str, *, explain: bool, defaulted: bool
     return sections
 
 
-def heading(account: Account, *, defaulted: bool) -> str:
-    """Model, context, engine and precisions; a default precision is named as such."""
-    view, d = account.view, account.deployment
+def heading(account: Account) -> str:
+    """Model, context and engine."""
     engine = account.engine.title if account.engine else "ideal"
-    layout = f", {d.layout}" if account.layout else ""
-    mtp = f", {d.mtp} draft token{'s' if d.mtp > 1 else ''}" if d.mtp else ""
-    why = f" (defaults for {'an engine' if account.engine else 'ideal'})" if defaulted else ""
+    layout = f", {account.deployment.layout}" if account.layout else ""
     size = f"{format_tokens(account.context)} tokens"
     exact = f" ({account.context:,})" if format_tokens(account.context) != f"{account.context:,}" else ""
-    return f"KV cache of {view.shape.name} at {size}{exact}: {engine}{layout}, {precision_label(view)}{why}{mtp}"
+    return f"KV cache of {account.view.shape.name} at {size}{exact}: {engine}{layout}"
 
 
 def precision_label(view: View) -> str:
@@ -207,6 +204,14 @@ VIEWS = tuple(_TABLES)
 
 
 # --- sentences -------------------------------------------------------------------------------------------------------
+def _precisions(account: Account, *, defaulted: bool) -> str:
+    """Precisions and draft tokens; a default precision is named as such."""
+    mtp = account.deployment.mtp
+    drafts = f", {mtp} draft token{'s' if mtp > 1 else ''}" if mtp else ""
+    why = f" (defaults for {'an engine' if account.engine else 'ideal'})" if defaulted else ""
+    return f"{precision_label(account.view)}{why}{drafts}"
+
+
 def _summary(account: Account) -> list[str]:
     view, base = account.view, account.baseline
     lines = []
@@ -260,17 +265,25 @@ def _capacity(account: Account, got: Capacity) -> Section:
     longest = f"{got.largest_context:,}"
     limit = account.view.shape.max_positions
     rows.append(("largest context", longest, f"the model declares {limit:,}" if got.largest_context > limit else ""))
-    lines = [f"KV is replicated over tp {d.tp} (one KV head) and split over dp {d.dp}: figures are per GPU and dp rank"]
-    if d.dp > 1:
-        lines.append(
-            f"all {d.dp} dp ranks: {got.concurrency * d.dp:.2f} requests of {format_tokens(got.max_model_len)}"
-        )
-    if got.concurrency < 1:
-        lines.append(f"a request of {format_tokens(got.max_model_len)} does not fit: lower --max-model-len")
+    lines = (
+        _fitting(got, d.dp),
+        f"figures are per GPU and dp rank: KV is replicated over tp {d.tp}, split over dp {d.dp}",
+    )
     title = f"Capacity for requests of {format_tokens(got.max_model_len)}"
     if account.budget is not None:
         title += f" in {three_digits(got.available_bytes)} per GPU"
-    return Section(title, ("", "value", "of what"), tuple(rows), lines=tuple(lines))
+    return Section(title, ("", "value", "of what"), tuple(rows), lines=lines)
+
+
+def _fitting(got: Capacity, dp: int) -> str:
+    """How many whole requests fit, over all dp ranks; or what does fit where none of that length does."""
+    size, count = format_tokens(got.max_model_len), int(got.concurrency)
+    if not got.largest_context:
+        return "no request fits, however short"
+    if not count:
+        return f"a request of {size} does not fit, the longest that does has {got.largest_context:,} tokens"
+    each = f": {count:,} on each of {dp} dp ranks" if dp > 1 else ""
+    return f"{count * dp:,} request{'s' if count * dp > 1 else ''} of {size} fit{'' if count * dp > 1 else 's'}{each}"
 
 
 def _budget(budget: Budget) -> Section:

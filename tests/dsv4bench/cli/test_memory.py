@@ -125,7 +125,7 @@ def test_capacity_of_a_gpu_lists_what_was_given_and_what_was_not() -> None:
         "--engine", "vllm@0.31", "--gpu", "8xH200", "--tp", "8", "--weights", "19.8GiB", "--utilization", "0.9",
         "--max-model-len", "1M",
     )  # fmt: skip
-    for line in ("KV is replicated over tp 8 (one KV head) and split over dp 1", "not counted  give --activations",
+    for line in ("per GPU and dp rank: KV is replicated over tp 8, split over dp 1", "not counted  give --activations",
                  "− 19.8 GiB  as given", "derived: concurrency × max_model_len", "predicted, not checked"):  # fmt: skip
         assert line in found
 
@@ -174,8 +174,41 @@ def test_a_context_beyond_the_model_is_computed_with_a_warning() -> None:
     assert "2,097,152 tokens are beyond the 1,048,576 that v4-pro declares" in text("--ctx", "2M")
 
 
-def test_a_request_that_does_not_fit_is_said_not_to() -> None:
-    assert "does not fit" in text("--engine", "vllm", "--available", "1GiB", "--ctx", "1M")
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--available", "12GiB", "--ctx", "1M"], "1 request of 1M fits\n"),
+        (["--available", "26.3GiB", "--ctx", "1M"], "3 requests of 1M fit\n"),
+        (
+            ["--gpu", "8xH200", "--tp", "4", "--dp", "2", "--weights", "100GiB", "--ctx", "1M"],
+            "6 requests of 1M fit: 3 on each of 2 dp ranks\n",
+        ),
+        (["--available", "1GiB", "--ctx", "1M"], "a request of 1M does not fit, the longest that does has "),
+        (["--available", "1KiB"], "no request fits, however short\n"),
+        (["--available", "0GiB"], "no request fits, however short\n"),
+    ],
+)
+def test_how_many_whole_requests_fit_is_said(arguments: list[str], sentence: str) -> None:
+    assert sentence in text("--engine", "vllm@0.31", "--model", "v4-flash", *arguments)
+
+
+def test_the_longest_request_that_is_said_to_fit_does_and_one_token_more_does_not() -> None:
+    small = ("--engine", "vllm", "--model", "v4-flash", "--available", "2GiB", "--max-model-len")
+    longest = load(*small, "1M")["largest_context"]
+    assert load(*small, str(longest))["concurrency"] >= 1
+    assert load(*small, str(longest + 1))["concurrency"] < 1
+
+
+def test_headings_and_the_sentences_of_a_capacity_fit_a_terminal_of_80_columns() -> None:
+    found = text("--engine", "vllm@0.31", "--model", "v4-flash", "--available", "26.3GiB", "--mtp", "1")
+    for start in ("KV cache of", "main fp8", "figures are per GPU", "Capacity for", "Workspaces"):
+        line = next(line for line in found.splitlines() if line.startswith(start))
+        assert len(line.rstrip()) <= 80, line
+
+
+def test_a_target_that_cannot_be_written_is_refused_before_anything_is_printed() -> None:
+    for target in ("x.txt", "no/such/x.png"):
+        assert call("--ctx", "1M", "--plot", target).stdout == ""
 
 
 @pytest.mark.parametrize(
@@ -224,6 +257,8 @@ def test_a_request_that_does_not_fit_is_said_not_to() -> None:
         ),
         (["--simulate", "chat", "--engine", "sglang"], "--simulate replays block allocators: give --engine vllm"),
         (["--from-log", "none.log"], "--from-log: none.log cannot be read (No such file or directory)"),
+        (["--from-log", "x.log", "-c", "1M", "-e", "vllm"], "--from-log does not read --ctx, --engine"),
+        (["--simulate", "agents", "--plot", "x.png"], "--simulate does not read --plot"),
         (["--plot", "x.txt"], "--plot: x.txt must end in .png, .svg, .pdf"),
         (["--plot", "no/such/x.png"], "--plot: the folder no/such does not exist"),
     ],

@@ -34,3 +34,8 @@ def test_a_report_is_as_stored(name: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(found, encoding="utf-8")
     assert found == path.read_text(encoding="utf-8")
+
+
+def test_the_manual_shows_a_report_as_it_is() -> None:
+    manual = (GOLDEN.parents[3] / "docs" / "memory.md").read_text(encoding="utf-8")
+    assert f"$ dsv4bench memory --ctx 1M\n{(GOLDEN / 'ideal.txt').read_text(encoding='utf-8')}```\n" in manual
