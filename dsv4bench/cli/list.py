@@ -68,7 +68,10 @@ def models() -> None:
 def stages() -> None:
     """Stages of each layer kind in execution order, with what they read and write."""
     for kind, of_kind in STAGES.items():
-        table = Table("stage", "reads", "writes", title=f"{kind}", title_justify="left", box=None, header_style="bold")
+        table = Table(title=f"{kind}", title_justify="left", box=None, header_style="bold")
+        table.add_column("stage", no_wrap=True)  # names are there to be copied
+        table.add_column("reads", ratio=2)
+        table.add_column("writes", ratio=1)
         for stage in of_kind:
             table.add_row(stage.name, " ".join(sorted(stage.reads)), " ".join(sorted(stage.writes)))
         _print(table)
