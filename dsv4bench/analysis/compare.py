@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dsv4bench.analysis.evidence import timings
 from dsv4bench.analysis.examine import examine
 from dsv4bench.analysis.gate import by_severity, settle, with_remarks
 from dsv4bench.analysis.pairing import match
@@ -77,7 +78,8 @@ def tabulate(base: Run, columns: Sequence[tuple[Run, Sequence[Verdict]]]) -> lis
                 key = (base_ids.get(case_id, case_id), verdict.subject.metric)
                 table.setdefault(key, [None] * len(columns))[number] = verdict
     labels = {row.case_id: row.label for row in base.rows}
-    comparisons = [_comparison(labels.get(case_id), metric, cells) for (case_id, metric), cells in table.items()]
+    times = {(row.case_id, metric): timing.median for row in base.rows for metric, timing in timings(row)}
+    comparisons = [_comparison(labels.get(key[0]), key[1], times.get(key), cells) for key, cells in table.items()]
     order = {id(verdict): rank for rank, verdict in enumerate(by_severity(item.worst for item in comparisons))}
     return sorted(comparisons, key=lambda item: order[id(item.worst)])
 
@@ -91,7 +93,8 @@ def refused(comparisons: Sequence[Comparison]) -> bool:
     )
 
 
-def _comparison(label: str | None, metric: str, cells: Sequence[Verdict | None]) -> Comparison:
+def _comparison(label: str | None, metric: str, time: float | None, cells: Sequence[Verdict | None]) -> Comparison:
+    """A line of the table; ``time`` is what the base measured, which a verdict on a failure doesn't hold."""
     first = next(verdict for verdict in cells if verdict is not None)
     base = next((verdict.base for verdict in cells if verdict is not None and verdict.base is not None), None)
-    return Comparison(label or first.subject.label, metric, base, tuple(cells))
+    return Comparison(label or first.subject.label, metric, time if base is None else base, tuple(cells))

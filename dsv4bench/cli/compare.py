@@ -41,7 +41,8 @@ def print_comparison(
     """Print a comparison: results on stdout, notes of a table on stderr."""
     match format:
         case Format.TABLE:
-            output_console().print(compare_table(names, comparisons))
+            console = output_console()
+            console.print(compare_table(names, comparisons, console.width))
             for note in notes:
                 typer.echo(f"note: {note}", err=True)
         case Format.MD:

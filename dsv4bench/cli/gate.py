@@ -19,7 +19,7 @@ from dsv4bench.report.github import annotations, append_step_summary
 from dsv4bench.report.junit import junit_xml
 from dsv4bench.report.verdict_cells import equal_bytes
 from dsv4bench.report.verdict_json import faster_before, gate_json
-from dsv4bench.report.verdict_markdown import HEADLINE, against, gate_markdown
+from dsv4bench.report.verdict_markdown import against, gate_markdown, headline
 from dsv4bench.report.verdict_table import decisions, verdict_table
 from dsv4bench.results.baseline import ROOT, SELFTEST, find_base, folder_of
 from dsv4bench.results.noise import CaseNoise, read_noise
@@ -62,6 +62,8 @@ def gate(
     Exit codes: 0 pass, 1 regression, 2 wrong usage, 3 inconclusive (with --strict), 4 incomparable, 5 measurement
     failed.
     """
+    if confirmation is not None and not confirm:
+        raise UserError("--confirmation and --no-confirm contradict each other; leave one out")
     new, base = _sides(run, baseline)
     new, base = _selected(new, only or []), [_selected(side, only or []) for side in base]
     findings = examine(base, new)
@@ -179,7 +181,8 @@ def _write(report: GateReport, exporters: dict[Path | None, Callable[[GateReport
 
 
 def _print(report: GateReport, *, explain: bool, github: bool) -> None:
-    output_console().print(verdict_table(report.verdicts))
+    console = output_console()
+    console.print(verdict_table(report.verdicts, console.width))
     if explain:
         typer.echo(f"\n{decisions(report.verdicts)}")
     for note in (equal_bytes(report.verdicts), *report.notes):
@@ -192,4 +195,4 @@ def _print(report: GateReport, *, explain: bool, github: bool) -> None:
             append_step_summary(report, Path(summary))
         else:
             typer.echo("note: GITHUB_STEP_SUMMARY is not set, so no step summary was written", err=True)
-    typer.echo(f"{HEADLINE[report.exit_code]}. {against(report)}", err=True)
+    typer.echo(f"{headline(report)[1]}. {against(report)}", err=True)

@@ -4,7 +4,9 @@ import csv
 import io
 import json
 from collections.abc import Sequence
+from itertools import takewhile
 
+from rich.markup import escape
 from rich.table import Table
 
 from dsv4bench.analysis.compare import Comparison
@@ -13,7 +15,7 @@ from dsv4bench.report.quantity import change
 from dsv4bench.report.verdict_cells import MARK, figure, interval_of, speedup, why
 from dsv4bench.report.verdict_json import verdict_record
 from dsv4bench.report.verdict_markdown import environment, folded
-from dsv4bench.report.verdict_table import STYLE
+from dsv4bench.report.verdict_table import STYLE, verdict_lines
 from dsv4bench.results.run_directory import Run
 
 
@@ -23,8 +25,32 @@ def run_names(runs: Sequence[Run]) -> list[str]:
     return short if len(set(short)) == len(short) else [str(run.path) for run in runs]
 
 
-def compare_table(names: Sequence[str], comparisons: Sequence[Comparison]) -> Table:
-    """For a terminal: base, then time, change and verdict of each other run."""
+COLUMNS = 60
+"""What a run takes of a terminal's width beside the case; where that isn't there, each run has lines of its own."""
+
+
+def compare_table(names: Sequence[str], comparisons: Sequence[Comparison], width: int) -> Table:
+    """For a terminal of ``width`` columns: base, then time, change and verdict of each other run."""
+    return (_stacked if width < COLUMNS * len(names) else _wide)(names, comparisons)
+
+
+def _stacked(names: Sequence[str], comparisons: Sequence[Comparison]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("run", overflow="fold", max_width=20)
+    table.add_column("case, base → new, verdict", overflow="fold")
+    for item in comparisons:
+        table.add_row("case", f"[bold]{escape(_name(item))}[/]")
+        table.add_row(escape(names[0]), _base(item))
+        for name, verdict in zip(names[1:], item.verdicts, strict=True):
+            table.add_row(escape(name), "–" if verdict is None else f"{_outcome(verdict)}\n{verdict_lines(verdict)}")
+    return table
+
+
+def _outcome(verdict: Verdict) -> str:
+    return f"[{STYLE[verdict.outcome]}]{verdict.outcome.value}[/]"
+
+
+def _wide(names: Sequence[str], comparisons: Sequence[Comparison]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("case", overflow="fold")
     table.add_column(names[0], justify="right", no_wrap=True)
@@ -34,14 +60,13 @@ def compare_table(names: Sequence[str], comparisons: Sequence[Comparison]) -> Ta
         table.add_column("95 % interval", justify="right", no_wrap=True)
         table.add_column("verdict", overflow="fold", min_width=24)
     for item in comparisons:
-        cells = [_name(item).replace("[", r"\["), _base(item)]
+        cells = [escape(_name(item)), _base(item)]
         for verdict in item.verdicts:
             if verdict is None:
                 cells += ["–"] * 4
             else:
-                outcome = f"[{STYLE[verdict.outcome]}]{verdict.outcome.value}[/]"
                 cells += [figure(verdict.subject, verdict.new), change(verdict.effect), interval_of(verdict)]
-                cells.append(f"{outcome}: {why(verdict)}")
+                cells.append(f"{_outcome(verdict)}: {escape(why(verdict))}")
         table.add_row(*cells)
     return table
 
@@ -99,7 +124,18 @@ def compare_json(names: Sequence[str], comparisons: Sequence[Comparison], notes:
 
 
 def _name(item: Comparison) -> str:
-    return item.name if item.metric == "time" else f"{item.name} [{item.metric}]"
+    """The case and its metric; where a run has it under another name, such as another provider's, that name too."""
+    labels = dict.fromkeys(verdict.subject.label for verdict in item.verdicts if verdict is not None)
+    others = [_rest(item.name, label) for label in labels if label != item.name]
+    name = " → ".join((item.name, ", ".join(others))) if others else item.name
+    return name if item.metric == "time" else f"{name} [{item.metric}]"
+
+
+def _rest(name: str, label: str) -> str:
+    """What a label has beyond the parts that it begins alike with another."""
+    pairs = zip(name.split("/"), label.split("/"), strict=False)
+    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return "/".join(label.split("/")[alike:])
 
 
 def _base(item: Comparison) -> str:

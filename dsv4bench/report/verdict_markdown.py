@@ -29,16 +29,23 @@ HEADLINE = {
 """What each exit code of the gate means, in a title."""
 
 
+def headline(report: GateReport) -> tuple[str, str]:
+    """A sign and a title for the whole report; a gate that passes because no time could be judged says so."""
+    timed = [verdict.outcome for verdict in report.verdicts if verdict.subject.metric.startswith("time")]
+    if report.exit_code == 0 and timed and set(timed) == {Outcome.INCONCLUSIVE}:
+        return MARK[Outcome.INCONCLUSIVE], f"no time judged: {len(timed)} inconclusive"
+    return "✅" if report.exit_code == 0 else "❌", HEADLINE[report.exit_code]
+
+
 def gate_markdown(report: GateReport) -> str:
     """The whole report: headline, table of what needs attention, the rest folded away, environment."""
-    title = f"{report.run.manifest.scenario_name}: {HEADLINE[report.exit_code]}"
-    mark = "✅" if report.exit_code == 0 else "❌"
+    mark, title = headline(report)
     counts = ", ".join(
         f"{number} {outcome.value}" for outcome in Outcome if (number := report.count(outcome))
     )  # fmt: skip
     loud = [verdict for verdict in report.verdicts if verdict.outcome is not Outcome.PASS]
     quiet = [verdict for verdict in notable(report.verdicts) if verdict.outcome is Outcome.PASS]
-    parts = [f"### {mark} {title}", f"{counts}. {against(report)}"]
+    parts = [f"### {mark} {report.run.manifest.scenario_name}: {title}", f"{counts}. {against(report)}"]
     if loud:
         parts.append(verdict_rows(loud))
     if quiet:

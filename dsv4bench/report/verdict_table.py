@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from rich.markup import escape
 from rich.table import Table
 
 from dsv4bench.analysis.verdict import Outcome, Verdict
@@ -17,9 +18,36 @@ STYLE = {
     Outcome.PASS: "green",
 }
 
+NARROW = 120
+"""Columns of a terminal below which a verdict takes a line each for case, figures and reasons."""
 
-def verdict_table(verdicts: Iterable[Verdict]) -> Table:
-    """One line a verdict, in the order given; equal bytes are left out."""
+
+def verdict_table(verdicts: Iterable[Verdict], width: int) -> Table:
+    """The verdicts in the order given, for a terminal of ``width`` columns; equal bytes are left out."""
+    return _stacked(verdicts) if width < NARROW else _wide(verdicts)
+
+
+def verdict_lines(verdict: Verdict) -> str:
+    """The figures of a verdict and its reasons, below each other, as markup."""
+    if verdict.new is None:
+        return escape(why(verdict))
+    before, after = (figure(verdict.subject, value) for value in (verdict.base, verdict.new))
+    bounds = f", 95 % interval {interval_of(verdict)}" if verdict.evidence is not None else ""
+    return f"{before} → {after}, {change(verdict.effect)}{bounds}\n{escape(why(verdict))}"
+
+
+def _stacked(verdicts: Iterable[Verdict]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("case, base → new, why", overflow="fold")
+    for verdict in notable(verdicts):
+        outcome = verdict.outcome
+        cell = f"{escape(name(verdict.subject))}\n{verdict_lines(verdict)}"
+        table.add_row(f"[{STYLE[outcome]}]{outcome.value}[/]", cell)
+    return table
+
+
+def _wide(verdicts: Iterable[Verdict]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("verdict", no_wrap=True)
     table.add_column("case", overflow="fold")
@@ -30,12 +58,12 @@ def verdict_table(verdicts: Iterable[Verdict]) -> Table:
         subject, outcome = verdict.subject, verdict.outcome
         table.add_row(
             f"[{STYLE[outcome]}]{outcome.value}[/]",
-            name(subject).replace("[", r"\["),
+            escape(name(subject)),
             figure(subject, verdict.base),
             figure(subject, verdict.new),
             change(verdict.effect),
             interval_of(verdict),
-            why(verdict).replace("[", r"\["),
+            escape(why(verdict)),
         )
     return table
 

@@ -4,10 +4,12 @@ import json
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from dsv4bench.cli.compare import compare
 from dsv4bench.errors import IncomparableError, UserError
+from dsv4bench.results.row import Status
 from tests.dsv4bench.stored_runs import CONTRACT, around, base_run, row, run, shuffled, write_directory, write_file
 
 
@@ -84,3 +86,21 @@ def test_unlike_contracts_are_an_error_after_the_table(tmp_path, runs):
     other = write_directory(run([cold], "cold", 3), tmp_path / "cold")
     with pytest.raises(IncomparableError, match="unlike contracts"):
         output(runs[0], str(other))
+
+
+def test_a_run_of_another_provider_is_named_and_the_base_keeps_its_time_beside_a_failure(tmp_path):
+    a = run([row("v4/decode/eager", around(1e-4), pair_id="x")], "a")
+    b = run([row("v4/decode/mine", status=Status.RUNTIME_ERROR, reason="boom", pair_id="x")], "b")
+    paths = [str(write_directory(side, tmp_path / name)) for name, side in (("a", a), ("b", b))]
+    [_, line] = output(*paths).splitlines()
+    assert line.startswith("v4/decode/eager → mine ")
+    assert "100.0 µs" in line
+    assert "failed: measurement_failed: runtime_error: boom" in line
+
+
+def test_a_terminal_of_80_columns_shows_case_figures_and_reasons_whole(runs, monkeypatch):
+    monkeypatch.setattr("dsv4bench.cli.compare.output_console", lambda: Console(width=80))
+    text = output(*runs)
+    assert max(map(len, text.splitlines())) <= 80
+    for whole in ("slower", "100.0 µs → 110.0 µs, +10.0 %", "above_tolerance, unconfirmed", "insufficient_history"):
+        assert whole in text

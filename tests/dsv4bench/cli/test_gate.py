@@ -218,6 +218,21 @@ def test_a_run_does_not_confirm_itself(tmp_path):
     assert "is the run itself" in done.stderr
 
 
+def test_a_confirmation_that_is_missing_or_not_wanted_is_refused(tmp_path):
+    ab = ab_of(tmp_path, 1e-4, 1.05e-4)
+    done = gate(ab, "--confirmation", tmp_path / "nowhere", cwd=tmp_path)
+    assert (done.returncode, "nowhere" in refusal(done)) == (4, True)
+    done = gate(ab, "--confirmation", ab, "--no-confirm", cwd=tmp_path)
+    assert (done.returncode, "contradict each other" in refusal(done)) == (2, True)
+
+
+def test_too_little_history_says_that_no_time_was_judged(tmp_path):
+    new = write_directory(run([row("case", around(1.5e-4), engine_bytes=5000)], "new", 20), tmp_path / "run")
+    done = gate(new, "--baseline", history(tmp_path, 1), cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stderr.splitlines()[-1].startswith("no time judged: 1 inconclusive. Held against 1 stored run")
+
+
 # Exporters ----
 
 

@@ -1,20 +1,23 @@
 """Every exporter of the gate, on one report that has each outcome."""
 
 import json
+from io import StringIO
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 import xmlschema
+from rich.console import Console
 
 from dsv4bench.analysis.compare import judged
 from dsv4bench.analysis.gate import GateReport, by_severity
 from dsv4bench.analysis.verdict import PRESETS, Outcome
 from dsv4bench.report.github import SUMMARY_LIMIT, annotations, append_step_summary
 from dsv4bench.report.junit import junit_xml
+from dsv4bench.report.verdict_cells import REMARKS, name, notable
 from dsv4bench.report.verdict_json import faster_before, gate_json
-from dsv4bench.report.verdict_markdown import gate_markdown
-from dsv4bench.report.verdict_table import decisions
+from dsv4bench.report.verdict_markdown import gate_markdown, headline
+from dsv4bench.report.verdict_table import decisions, verdict_table
 from dsv4bench.results.row import Status
 from tests.dsv4bench.stored_runs import CONTRACT, around, base_run, row, run, shuffled
 
@@ -70,6 +73,34 @@ def test_junit_counts_what_it_holds(strict, counts):
 def test_markdown_is_as_reviewed():
     """A golden file; after a wanted change write ``gate_markdown(report())`` to it and read the difference."""
     assert gate_markdown(report()) == (DATA / "gate_report.md").read_text(encoding="utf-8")
+
+
+def test_a_gate_that_could_judge_no_time_does_not_call_that_no_regression():
+    base = base_run([row("case", around(1e-4), engine_bytes=5000)], "before")
+    new = run([row("case", around(1.5e-4), engine_bytes=5000)], "after", 2)
+    verdicts, _ = judged([base], new, PRESETS["default"])
+    unjudged = GateReport(new, (base,), "default", False, by_severity(verdicts))
+    assert unjudged.exit_code == 0
+    assert headline(unjudged) == ("❔", "no time judged: 1 inconclusive")
+    assert gate_markdown(unjudged).startswith("### ❔ decode: no time judged: 1 inconclusive\n")
+
+
+def test_bytes_alone_that_are_equal_are_no_regression():
+    base, new = (make([row("case", case={"scenario_kind": "memory"}, engine_bytes=5000)]) for make in (base_run, run))
+    verdicts, _ = judged([base], new, PRESETS["default"])
+    assert headline(GateReport(new, (base,), "default", False, by_severity(verdicts))) == ("✅", "no regression")
+
+
+@pytest.mark.parametrize("width", [80, 240])
+def test_a_terminal_shows_case_verdict_and_reasons_whole(width):
+    console = Console(width=width, record=True, file=StringIO())
+    console.print(verdict_table(report().verdicts, width))
+    text = console.export_text()
+    assert max(map(len, map(str.rstrip, text.splitlines()))) <= width
+    for verdict in notable(report().verdicts):
+        assert verdict.outcome.value in text
+        assert name(verdict.subject) in text
+        assert all(reason.value in text for reason in verdict.reasons if reason not in REMARKS)
 
 
 def test_every_line_of_a_markdown_table_has_as_many_cells():
