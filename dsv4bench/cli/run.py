@@ -23,7 +23,7 @@ from dsv4bench.results.run_directory import MANIFEST, Run, new_run_path, read_ru
 from dsv4bench.scenario.case import Case
 from dsv4bench.scenario.expand import expand, select
 from dsv4bench.scenario.loader import load_scenario
-from dsv4bench.scenario.schema import Scenario
+from dsv4bench.scenario.schema import Scenario, require_stages
 
 if TYPE_CHECKING:
     from dsv4bench.bench.execute import Event
@@ -110,9 +110,18 @@ def selected_cases(scenario: Scenario, only: Sequence[str]) -> list[Case]:
     chosen = select(cases, list(only))
     if not chosen:
         raise MeasurementError(f"--only {' '.join(only)} selects none of the {len(cases)} cases; --dry-run lists them")
-    for spec in dict.fromkeys(name for case in chosen for name in case.provider.names):
-        require_known(spec)
+    require_providers(chosen)
     return chosen
+
+
+def require_providers(cases: Sequence[Case]) -> None:
+    """Refuse cases of a provider that can't exist, without importing any.
+
+    Raises:
+        UserError: an unknown provider.
+    """
+    for spec in dict.fromkeys(name for case in cases for name in case.provider.names):
+        require_known(spec)
 
 
 def weights_override(weights: Path | None, layer: int | None) -> list[str]:
@@ -136,6 +145,10 @@ def provider_override(providers: Sequence[str] | None) -> list[str]:
         pairs = [word.partition("=") for word in exceptions]
         if not default or any(not stage or not name for stage, _, name in pairs):
             raise UserError(f"--provider {text}: expected NAME or NAME,STAGE=NAME,…")
+        try:
+            require_stages(stage for stage, _, _ in pairs)
+        except ValueError as error:
+            raise UserError(f"--provider {text}: {error}") from error
         entries.append({"default": default, **{stage: name for stage, _, name in pairs}} if pairs else default)
     return [f"providers={json.dumps(entries)}"]
 

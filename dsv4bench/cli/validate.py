@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from dsv4bench.cli.run import require_providers
 from dsv4bench.scenario.expand import expand
 from dsv4bench.scenario.loader import load_scenario
 
@@ -15,5 +16,6 @@ def validate(
     """Check scenarios without running anything; a mistake is named with its file and line (exit 2)."""
     for name in scenarios:
         scenario = load_scenario(name, overrides or ())
-        count = len(expand(scenario))
-        typer.echo(f"{name}: valid, {count} case{'s' if count != 1 else ''}")
+        cases = expand(scenario)
+        require_providers(cases)
+        typer.echo(f"{name}: valid, {len(cases)} case{'s' if len(cases) != 1 else ''}")

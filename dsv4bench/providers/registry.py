@@ -3,6 +3,7 @@
 Nothing is imported before a provider is asked for, so that listing works without torch.
 """
 
+import difflib
 import importlib
 import importlib.util
 import sys
@@ -84,10 +85,12 @@ def require_known(spec: str) -> None:
         if not Path(path).is_file():
             raise UserError(f"no such provider file: {path}")
         return
-    known = provider_targets()
-    if spec.partition(":")[0] not in known:
+    name, known = spec.partition(":")[0], provider_targets()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
         raise UserError(
-            f"unknown provider {spec!r}; known: {', '.join(sorted(known))}, or a file as path/to/file.py:Class"
+            f"unknown provider {spec!r}; known: {', '.join(sorted(known))}, or a file as path/to/file.py:Class{hint}"
         )
 
 

@@ -1,5 +1,7 @@
 """The scenario YAML as a pydantic model; its docstrings are the text of the JSON Schema that editors show."""
 
+import difflib
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -268,14 +270,14 @@ class Scenario(Section):
             if isinstance(entry, dict):
                 if "default" not in entry:
                     raise ValueError("a provider mapping needs the key 'default'")
-                _require_stages(key for key in entry if key != "default")
+                require_stages(key for key in entry if key != "default")
         return entries
 
     @model_validator(mode="after")
     def _stages_fit_kind(self) -> "Scenario":
         if (self.kind == "stage") != bool(self.stages):
             raise ValueError("'stages' belongs to kind: stage, which needs it")
-        _require_stages(self.stages or ())
+        require_stages(self.stages or ())
         if self.kind == "model" and self.layers is not None:
             raise ValueError("'layers' does not go with kind: model, which runs every layer of the model's list")
         if self.kind == "model" and self.weights.checkpoint is not None:
@@ -291,7 +293,14 @@ class Scenario(Section):
         return self
 
 
-def _require_stages(names: Any) -> None:
+def require_stages(names: Iterable[str]) -> None:
+    """Refuse names of no stage.
+
+    Raises:
+        ValueError: the first of them.
+    """
     for name in names:
         if name not in STAGE_NAMES:
-            raise ValueError(f"unknown stage {name!r}; known: {', '.join(STAGE_NAMES)}")
+            near = difflib.get_close_matches(name, STAGE_NAMES, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"unknown stage {name!r}; known: {', '.join(STAGE_NAMES)}{hint}")

@@ -119,6 +119,8 @@ def test_help_imports_nothing_heavy():
         ),
         (["validate", "quickstart", "--set", "model=v5"], "error: unknown model 'v5'"),
         (["validate", "quickstart", "--set", "tp=3"], "error: tp 3 does not divide 64 heads"),
+        (["validate", "quickstart", "--set", "providers=[egaer]"], "error: unknown provider 'egaer'; known: eager"),
+        (["validate", "quickstart", "--set", "providers=no/such.py:X"], "error: no such provider file: no/such.py"),
     ],
 )
 def test_wrong_input_is_one_sentence_and_exit_code_2(arguments, message):

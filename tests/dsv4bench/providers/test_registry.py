@@ -76,6 +76,11 @@ def test_an_unknown_name_lists_the_known_ones():
         load_provider("nope")
 
 
+def test_a_misspelt_name_gets_the_one_that_was_meant():
+    with pytest.raises(UserError, match=r"; did you mean 'triton'\?$"):
+        load_provider("tritno:variant")
+
+
 def test_every_built_in_provider_is_listed_with_stages_or_a_reason():
     infos = {info.name: info for info in list_providers()}
     assert set(BUILT_IN) <= set(infos)
