@@ -51,12 +51,11 @@ def add(
 
 @app.command("list")
 def list_(root: Root = ROOT, format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE) -> None:
-    """What is stored: machines, scenarios, how many runs, how old."""
+    """What is stored: machines, scenarios, how many runs (of those that the gate needs), how old."""
     records: list[Record] = [
         {
             "baseline": stored.name,
             "runs": len(stored.runs),
-            "enough": len(stored.runs) >= MINIMUM_HISTORY,
             "cases": len(stored.runs[-1].rows),
             "oldest": stored.runs[0].manifest.started,
             "newest": stored.runs[-1].manifest.started,
@@ -127,6 +126,7 @@ def _one(name: str, root: Path) -> Stored:
 
 
 SHOWN = {
+    "runs": lambda count: f"{count} of {MINIMUM_HISTORY}" if count < MINIMUM_HISTORY else str(count),
     "median": seconds,
     "first": seconds,
     "last": seconds,

@@ -3,7 +3,7 @@
 from datetime import datetime
 from pathlib import Path
 
-from dsv4bench.errors import IncomparableError, UserError
+from dsv4bench.errors import IncomparableError, MeasurementError, UserError
 from dsv4bench.results.manifest import Manifest
 from dsv4bench.results.row import Status
 from dsv4bench.results.run_directory import MANIFEST, Run, read_run, write_run_file
@@ -36,15 +36,16 @@ def store(run: Run, root: Path) -> Path:
         The file written.
 
     Raises:
-        UserError: the run is unfinished, has a row that failed, or is stored already.
+        MeasurementError: a row of the run failed, or nothing in it was measured.
+        UserError: the run is unfinished, or is stored already.
     """
     if run.manifest.finished is None or run.missing:
         raise UserError(f"{run.path} is unfinished; finish it with --resume before storing it as a baseline")
     for row in run.rows:
         if row.status not in STORABLE:
-            raise UserError(f"{run.path} is no baseline: {row.label} is {row.status.value}, {row.reason}")
+            raise MeasurementError(f"{run.path} is no baseline: {row.label} is {row.status.value}, {row.reason}")
     if all(row.status is not Status.OK for row in run.rows):
-        raise UserError(f"{run.path} is no baseline: nothing in it was measured")
+        raise MeasurementError(f"{run.path} is no baseline: nothing in it was measured")
     folder = folder_of(root, run.manifest)
     for stored in stored_runs(folder) if folder.is_dir() else []:
         if _same(stored.manifest, run.manifest):

@@ -6,7 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from dsv4bench.cli.baseline import app, sparkline
-from dsv4bench.errors import IncomparableError, UserError
+from dsv4bench.errors import IncomparableError, MeasurementError, UserError
+from dsv4bench.results.row import Status
 from tests.dsv4bench.stored_runs import H200, around, row, run, write_directory
 
 
@@ -50,12 +51,23 @@ def test_list_shows_each_machine_and_scenario(stored, baseline):
     assert record == {
         "baseline": "h200/decode",
         "runs": 9,
-        "enough": True,
         "cases": 1,
         "oldest": "2026-01-01T00:00:00+00:00",
         "newest": "2026-01-09T00:00:00+00:00",
     }
-    assert "h200/decode" in baseline("list")
+    assert baseline("list").splitlines()[1].split()[:3] == ["h200/decode", "9", "1"]
+
+
+def test_list_says_how_many_of_the_runs_that_the_gate_needs_are_there(tmp_path, baseline):
+    baseline("add", str(write_directory(run([row("case", around(1e-4))]), tmp_path / "run")))
+    assert "h200/decode  1 of 8" in baseline("list")
+
+
+def test_adding_a_run_that_failed_is_a_failed_measurement(tmp_path, baseline):
+    wrong = run([row("case", around(1e-4)), row("wrong", status=Status.INCORRECT, reason="worst error 3")])
+    with pytest.raises(MeasurementError, match="wrong is incorrect, worst error 3") as error:
+        baseline("add", str(write_directory(wrong, tmp_path / "run")))
+    assert error.value.exit_code == 5
 
 
 def test_without_baselines_the_command_that_makes_one_is_named(baseline):
