@@ -178,8 +178,9 @@ def _print(outcomes: "list[Outcome]", against_fp32: dict[tuple[str, str], Any], 
         print_records([outcome_record(o) for o in outcomes], format, {})
     else:
         print_records([outcome_line(o) for o in outcomes], format, {})
-        typer.echo("")
-        print_records(accuracy, format, SHOWN)
+        if accuracy:
+            typer.echo("")
+            print_records(accuracy, format, SHOWN)
 
 
 def _conclude(outcomes: "list[Outcome]", save: Path | None, provider: str) -> None:
