@@ -110,18 +110,9 @@ def selected_cases(scenario: Scenario, only: Sequence[str]) -> list[Case]:
     chosen = select(cases, list(only))
     if not chosen:
         raise MeasurementError(f"--only {' '.join(only)} selects none of the {len(cases)} cases; --dry-run lists them")
-    require_providers(chosen)
-    return chosen
-
-
-def require_providers(cases: Sequence[Case]) -> None:
-    """Refuse cases of a provider that can't exist, without importing any.
-
-    Raises:
-        UserError: an unknown provider.
-    """
-    for spec in dict.fromkeys(name for case in cases for name in case.provider.names):
+    for spec in dict.fromkeys(name for case in chosen for name in case.provider.names):
         require_known(spec)
+    return chosen
 
 
 def weights_override(weights: Path | None, layer: int | None) -> list[str]:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from dsv4bench.cli.run import require_providers
+from dsv4bench.providers.registry import require_known
 from dsv4bench.scenario.expand import expand
 from dsv4bench.scenario.loader import load_scenario
 
@@ -17,5 +17,6 @@ def validate(
     for name in scenarios:
         scenario = load_scenario(name, overrides or ())
         cases = expand(scenario)
-        require_providers(cases)
+        for spec in dict.fromkeys(name for case in cases for name in case.provider.names):
+            require_known(spec)
         typer.echo(f"{name}: valid, {len(cases)} case{'s' if len(cases) != 1 else ''}")
