@@ -76,8 +76,7 @@ def _speedup_figure(rows: Sequence[Row], baseline: dict[str, Any]) -> "Figure":
         figure, (axis,) = _figure(_width(rows), 4.2)
         _bars(axis, rows, {row.case_id: row.layer.median * 1e6 for row in rows if row.layer})
         axis.set_ylabel("layer time, µs")
-        axis.set_yscale("log")
-        axis.set_title("Layer time (this run has no other provider or model to compare with)")
+        axis.set_title("Layer time: no other provider or model to compare with")
         return figure
     figure, axes = _figure(_width(rows) * len(shown), 4.2, len(shown))
     for axis, (title, known) in zip(axes, shown, strict=True):
@@ -137,11 +136,12 @@ def _memory_figure(rows: Sequence[Row]) -> "Figure":
     width = 0.8 / max(len(names), 1)
     for (context, name), size in bytes_of.items():
         place = contexts.index(context) - 0.4 + width * (names.index(name) + 0.5)
-        axis.bar(place, size, width * 0.92, color=colour[name])
-        axis.text(place, size, format_bytes(size, 1), ha="center", va="bottom", fontsize=6, rotation=30)
+        axis.scatter(place, size, s=60, color=colour[name])  # points: a bar's height means nothing on a log axis
+        axis.annotate(format_bytes(size, 1), (place, size), (0, 6), textcoords="offset points", ha="center", fontsize=7)
     for name in names:
-        axis.bar(0, 0, 0, color=colour[name], label=name)
+        axis.scatter([], [], color=colour[name], label=name)
     axis.set_yscale("log")
+    axis.margins(y=0.2)
     axis.set_xticks(range(len(contexts)), [format_tokens(context) for context in contexts])
     axis.set_xlabel("context, tokens")
     axis.set_ylabel("KV bytes of one layer, one request")
