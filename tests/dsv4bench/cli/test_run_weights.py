@@ -58,6 +58,6 @@ def test_only_the_layer_of_the_checkpoint_is_measured_and_its_row_says_so(folder
 )
 def test_wrong_flags_are_one_sentence(folder, words, message, monkeypatch):
     monkeypatch.chdir(folder)
-    done = CliRunner().invoke(build(["run"]), ["run", "mine.yaml", "--device", "cpu", "--out", "wrong", *words])
+    done = CliRunner().invoke(build("run"), ["run", "mine.yaml", "--device", "cpu", "--out", "wrong", *words])
     assert isinstance(done.exception, UserError)
     assert message in str(done.exception)
