@@ -1,4 +1,7 @@
-"""What the harness itself takes inside a timed window, beside stages of 100 µs and more on a CPU (a stage by name costs about 2.4 µs)."""
+"""What the harness itself takes inside a timed window, beside stages of 100 µs and more on a CPU.
+
+Running a stage by name costs about 2.4 µs.
+"""
 
 import timeit
 
