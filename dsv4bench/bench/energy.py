@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from dsv4bench.bench.timers import Call
 
-SECONDS = 0.3
+SECONDS = 0.2
 """Shortest stretch that is integrated; the counter moves every 20 to 100 ms."""
 BATCH_SECONDS = 0.01
 """Work that is enqueued between two looks at the counter."""

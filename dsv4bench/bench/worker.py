@@ -1,6 +1,8 @@
-"""Worker processes: spawned, in a process group of their own, killed as a whole, silent on the terminal.
+"""Worker processes: each in a process group of its own, killed as a whole, silent on the terminal.
 
-Isolation is the point: an illegal memory access, a hang or a ``kill -9`` ends one process and costs one case.
+Isolation is the point: an illegal memory access, a hang or a ``kill -9`` ends one process and costs one case. Workers
+are forked from a clean server process that has done nothing but import torch, since that import takes seconds and a run
+needs a worker for every group of cases.
 """
 
 import contextlib
@@ -22,13 +24,21 @@ START_TIMEOUT = 300.0
 """Seconds within which a worker has to answer its probe; importing torch on a busy machine takes a while."""
 
 
+PRELOADED = ("torch", "triton", "numpy", "pydantic")
+"""What the server has imported when a worker is forked: libraries that touch no device and start no thread on import.
+None of the project's own modules is among them, since a worker may take those from another revision."""
+
+
 class Worker:
     """The parent's end of a worker process."""
 
     def __init__(self, log: Path, checkout: Checkout | None = None) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(list(PRELOADED))
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(theirs, str(log), checkout), name="dsv4bench-worker")
+        self.process = context.Process(
+            target=serve, args=(theirs, str(log), dict(os.environ), checkout), name="dsv4bench-worker"
+        )
         # blocked across the start, so that a Ctrl-C reaches this process and never the worker
         earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -103,8 +113,13 @@ def await_found(worker: Worker, log: Path, about: str = "") -> Found:
     return found
 
 
-def serve(connection: Connection, log: str, checkout: Checkout | None = None) -> None:
-    """The worker's end: take tasks until the parent hangs up; kernels come from ``checkout`` if there is one."""
+def serve(connection: Connection, log: str, environment: dict[str, str], checkout: Checkout | None = None) -> None:
+    """The worker's end: take tasks until the parent hangs up; kernels come from ``checkout`` if there is one.
+
+    The environment is the parent's of now: the server that this process was forked from has an older one.
+    """
+    os.environ.clear()
+    os.environ.update(environment)
     with contextlib.suppress(OSError):
         os.setsid()  # a group of its own: killed as a whole, and not reached by the terminal's Ctrl-C
     _redirect_output(log)
