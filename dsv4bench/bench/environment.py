@@ -15,6 +15,8 @@ from dsv4bench.bench.telemetry import Sensor
 from dsv4bench.results.environment import Environment, Gpu, GpuProcess
 
 PREFIXES = ("VLLM_", "TRITON_", "CUDA_", "NCCL_", "DSV4BENCH_")
+ARCHIVAL = ".git_archival.txt"
+"""Holds the commit in the tree of a ``git archive`` (gitattributes: export-subst)."""
 SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 
@@ -74,7 +76,12 @@ def safe_variables(variables: Mapping[str, str], working_directory: Path) -> dic
 
 
 def git_state(folder: Path) -> tuple[str | None, str | None]:
-    """Commit of the checkout that a folder lies in and a digest of what is uncommitted; (None, None) outside one."""
+    """Commit of the checkout that a folder lies in and a digest of what is uncommitted; (None, None) outside one.
+
+    The tree of a ``git archive``, as is taken to hosts without git, says its commit in a file.
+    """
+    if archived := _archived(folder):
+        return archived, None
     sha = _git(folder, "rev-parse", "HEAD")
     if sha is None:
         return None, None
@@ -100,6 +107,15 @@ def cpu_name() -> str | None:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or None
+
+
+def _archived(folder: Path) -> str | None:
+    """What ``git archive`` put into the file for it; a checkout has the placeholder there."""
+    try:
+        sha = (folder / ARCHIVAL).read_text(encoding="utf-8").removeprefix("node:").strip()
+    except OSError:
+        return None
+    return sha if sha and "$" not in sha else None
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -41,6 +41,24 @@ def test_a_checkout_is_named_by_commit_and_by_what_is_uncommitted(tmp_path):
     assert first != second
 
 
+def test_an_archive_of_a_commit_says_which_it_is(tmp_path):
+    def git(*arguments, **more):
+        return subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True, capture_output=True, **more).stdout
+
+    git("init")
+    root = Path(__file__).parents[3]
+    for name in (".git_archival.txt", ".gitattributes"):
+        (tmp_path / name).write_text((root / name).read_text())
+    git("add", ".")
+    git("-c", "user.name=t", "-c", "user.email=t@t", "commit", "-m", "a")
+    sha = git("rev-parse", "HEAD", text=True).strip()
+    assert git_state(tmp_path)[0] == sha  # the placeholder is not taken for a commit
+    unpacked = tmp_path / "unpacked"
+    unpacked.mkdir()
+    subprocess.run(["tar", "xf", "-", "-C", str(unpacked)], input=git("archive", "HEAD"), check=True)
+    assert git_state(unpacked) == (sha, None)
+
+
 def test_without_a_gpu_the_rest_is_still_known():
     found = describe_environment(Device("cpu", versions={"torch": "2.13.0"}), None, {})
     assert found.torch == "2.13.0"
