@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Mapping
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,21 @@ PRELOADED = ("torch", "triton", "numpy", "pydantic")
 None of the project's own modules is among them, since a worker may take those from another revision."""
 
 
+INJECTIONS = ("NSYS_PROFILING_SESSION_ID", "NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH")
+"""Set by a profiler for the processes below it. Nsight Systems follows a child only once it has called exec."""
+
+
+def start_method(environment: Mapping[str, str]) -> str:
+    """How workers start: forked from the server or, under a profiler, each as a program of its own."""
+    return "spawn" if any(name in environment for name in INJECTIONS) else "forkserver"
+
+
 class Worker:
     """The parent's end of a worker process."""
 
     def __init__(self, log: Path, checkout: Checkout | None = None) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(list(PRELOADED))
+        multiprocessing.set_forkserver_preload(list(PRELOADED))
+        context: Any = multiprocessing.get_context(start_method(os.environ))
         self.connection, theirs = context.Pipe()
         self.process = context.Process(
             target=serve, args=(theirs, str(log), dict(os.environ), checkout), name="dsv4bench-worker"

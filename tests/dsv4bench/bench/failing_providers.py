@@ -81,3 +81,12 @@ class Hangs(EagerProvider):
         print("hanging now")
         while True:
             time.sleep(60)
+
+
+class Talking(EagerProvider):
+    """Supports nothing, and says what the environment tells it to."""
+
+    name = "talking"
+
+    def supports(self, need):
+        return Support(False, os.environ["DSV4BENCH_WORDS"])
