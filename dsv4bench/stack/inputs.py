@@ -83,7 +83,7 @@ def draw(
     values |= {"x": x.to(dtype), "cos_sin": cos_sin}
     if workload.index_pattern != "random" and kind.has_indexer:
         chosen = plant(workload.index_pattern, values["candidate_lens"], shape.index_topk, on_device)
-        values[PLANTED + "topk_indices"] = chosen
+        values[PLANTED] = chosen
     return values
 
 

@@ -20,7 +20,7 @@ from dsv4bench.stack.caches import LayerCaches, allocate, fill
 from dsv4bench.stack.checkpoint import load_weights
 from dsv4bench.stack.inputs import Values, capacity, draw
 from dsv4bench.stack.scopes import scope
-from dsv4bench.stack.selection import PLANTED
+from dsv4bench.stack.selection import PLANTED, SELECTED
 from dsv4bench.stack.weights import make_weights
 
 RANDOM_BF16 = WeightChoice()
@@ -121,18 +121,24 @@ def rope_table(rope: Rope, rows: int, device: str) -> torch.Tensor:
 
 
 def stage_arguments(stage: Stage, values: Values) -> dict[str, Any]:
-    """The keyword arguments of a stage's method; a planted tensor (``stack.selection``) stands in for a computed one.
+    """The keyword arguments of a stage's method; a planted selection (``stack.selection``) goes before a computed one.
 
     Raises:
         KeyError: a tensor that no earlier stage has produced.
     """
-    return {parameter: values.get(PLANTED + tensor, values[tensor]) for parameter, tensor in stage.inputs.items()}
+    arguments = {parameter: values[tensor] for parameter, tensor in stage.inputs.items()}
+    if PLANTED in values:
+        arguments |= {parameter: values[PLANTED] for parameter, tensor in stage.inputs.items() if tensor == SELECTED}
+    return arguments
 
 
 def further_arguments(method: Callable[..., Any], stage: Stage, values: Values) -> dict[str, Any]:
     """Tensors of the step that a method takes beside its stage's own parameters, as far as they are there."""
-    names = [name for name in further_parameters(method) if name not in stage.inputs]
-    return {name: values.get(PLANTED + name, values[name]) for name in names if name in values}
+    arguments = {}
+    for name in further_parameters(method):
+        if name in values and name not in stage.inputs:
+            arguments[name] = values[PLANTED if name == SELECTED and PLANTED in values else name]
+    return arguments
 
 
 def stage_outputs(stage: Stage, result: Any) -> tuple[Any, ...]:
@@ -143,7 +149,7 @@ def stage_outputs(stage: Stage, result: Any) -> tuple[Any, ...]:
     """
     if not stage.outputs:
         return ()
-    outputs = tuple(result) if isinstance(result, tuple | list) else () if result is None else (result,)
+    outputs = tuple(result) if isinstance(result, (tuple, list)) else () if result is None else (result,)
     if len(outputs) != len(stage.outputs):
         count = f"{len(outputs)} output{'s' if len(outputs) != 1 else ''}"
         raise MeasurementError(f"{stage.name} returned {count}, {len(stage.outputs)} expected")
@@ -153,13 +159,20 @@ def stage_outputs(stage: Stage, result: Any) -> tuple[Any, ...]:
 def run_stage(stage: Stage, provider: object, values: Values) -> None:
     """Run one stage and store its outputs in ``values``; caches are written in place.
 
+    Stages of a few microseconds are timed through this, so it is kept short.
+
     Raises:
         MeasurementError: the provider returned more or fewer outputs than the stage has.
     """
     method = stage_method(provider, stage.name)
+    arguments = stage_arguments(stage, values)
+    if further_parameters(method):
+        arguments |= further_arguments(method, stage, values)
     with scope(stage.name):
-        result = method(**stage_arguments(stage, values), **further_arguments(method, stage, values))
-    values.update(zip(stage.outputs, stage_outputs(stage, result), strict=True))
+        result = method(**arguments)
+    outputs = stage_outputs(stage, result)
+    for index, name in enumerate(stage.outputs):
+        values[name] = outputs[index]
 
 
 def run_layer(stages: Iterable[Stage], providers: Mapping[str, object], values: Values) -> None:

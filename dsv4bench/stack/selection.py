@@ -7,8 +7,10 @@ selects as always, and only ``index_map`` is handed the planted indices instead 
 
 import torch
 
-PLANTED = "planted_"
-"""Prefix under which a tensor stands in ``Values`` for stages to read in place of the one that is computed."""
+SELECTED = "topk_indices"
+"""The tensor that a plan stands in for."""
+PLANTED = "planted_topk_indices"
+"""Name under which the planted one is in ``Values``, for stages to read in place of the one that is computed."""
 CLUSTER = 16
 """Neighbouring entries that ``clustered`` selects together."""
 _CHUNK_ELEMENTS = 1 << 26

@@ -1,6 +1,6 @@
-"""What the harness itself takes inside a timed window, beside stages of 100 µs and more on a CPU.
+"""What the harness itself takes inside a timed window, beside stages of 50 µs and more on a CPU.
 
-Running a stage by name costs about 2.4 µs.
+Running a stage by name costs 1.3 µs with two arguments and 1.9 µs with ten.
 """
 
 import timeit
@@ -11,7 +11,7 @@ from dsv4bench.model.stage import STAGES
 from dsv4bench.stack.layer import run_layer, run_stage
 
 C4A = STAGES[LayerKind.C4A]
-STAGE_SECONDS = 100e-6
+STAGE_SECONDS = 50e-6
 
 
 class Idle:
@@ -32,7 +32,7 @@ def values():
 
 
 def test_running_a_stage_by_name_costs_under_five_per_cent_of_a_short_stage():
-    stage, provider, tensors = C4A[-1], Idle(), values()
+    stage, provider, tensors = max(C4A, key=lambda stage: len(stage.inputs)), Idle(), values()
     once = min(timeit.repeat(lambda: run_stage(stage, provider, tensors), number=500, repeat=20)) / 500
     assert once < 0.05 * STAGE_SECONDS
 

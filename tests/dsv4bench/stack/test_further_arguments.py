@@ -8,7 +8,7 @@ from dsv4bench.model.shape import LayerKind
 from dsv4bench.model.stage import STAGES
 from dsv4bench.providers.base import further_parameters
 from dsv4bench.stack.layer import further_arguments, run_stage
-from dsv4bench.stack.selection import PLANTED
+from dsv4bench.stack.selection import PLANTED, SELECTED
 
 TOPK = next(stage for stage in STAGES[LayerKind.C4A] if stage.name == "topk")
 
@@ -43,9 +43,12 @@ def test_a_method_does_without_what_the_step_lacks() -> None:
     assert provider.seen["seq_lens"] is None
 
 
-def test_a_planted_tensor_stands_in_here_as_well() -> None:
-    planted = values() | {PLANTED + "seq_lens": 9}
-    assert further_arguments(Curious().topk, TOPK, planted) == {"seq_lens": 9}
+def test_a_planted_selection_stands_in_here_as_well() -> None:
+    def method(*, logits: Any, topk_indices: Any = None) -> None: ...
+
+    computed = values() | {SELECTED: 8}
+    assert further_arguments(method, TOPK, computed) == {SELECTED: 8}
+    assert further_arguments(method, TOPK, computed | {PLANTED: 9}) == {SELECTED: 9}
 
 
 def test_defaults_that_are_values_are_the_methods_own_business() -> None:
