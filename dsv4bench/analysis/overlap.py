@@ -126,20 +126,6 @@ def layer_overlap(schedule: Schedule, serial: Mapping[str, float], spans: Sequen
     return LayerOverlap(stages, tuple(reversed(path)), max(span.end for span in span_of.values()), gaps)
 
 
-def idle(busy: Iterable[tuple[float, float]]) -> float:
-    """Time between the first start and the last end in which nothing runs: a layer's launch gaps, from kernel records.
-
-    Args:
-        busy: start and end of each kernel, on any stream, in any order; seconds (or any one unit).
-    """
-    gaps, reached = 0.0, None
-    for start, end in sorted(busy):
-        if reached is not None:
-            gaps += max(start - reached, 0.0)
-        reached = end if reached is None else max(reached, end)
-    return gaps
-
-
 @dataclass(frozen=True)
 class Gain:
     """A measured layer under a schedule beside the same layer run serially; seconds.

@@ -4,14 +4,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from dsv4bench.bench.messages import Done, Found, Measure, Measured, Probe, Working
+from dsv4bench.bench.messages import Done, Found, Measure, Measured, Probe, Trace, Traced, Working
 from dsv4bench.bench.settings import Settings
 from dsv4bench.bench.worker import Worker, await_found
 from dsv4bench.errors import UserError
 from dsv4bench.results.row import Status
 from dsv4bench.scenario.case import Case, shape_digest
 
-Event = Working | Measured | Done
+Event = Working | Measured | Traced | Done
 
 
 def group_cases(cases: Sequence[Case]) -> list[list[Case]]:
@@ -58,15 +58,21 @@ class Executor:
         return found
 
     def run(self, cases: Sequence[Case], settings: Settings) -> Iterator[Event]:
-        """Measure cases, yielding what happens; every case gets exactly one ``Measured``.
+        """Measure cases, yielding what happens; every case gets exactly one ``Measured``, and may get a ``Traced``.
 
         Closing the iterator, or an exception at the consumer's side, kills the worker.
         """
         for number, group in enumerate(group_cases(cases)):
             if number:
                 self.close()  # a fresh process: its memory is all there for the next group
+            measured: list[Case] = []
             for sides in comparisons(group):
-                yield from self._compare(sides, group, settings)
+                for event in self._compare(sides, group, settings):
+                    if isinstance(event, Measured) and event.row.status is Status.OK:
+                        measured += [case for case in sides if case.case_id == event.row.case_id]
+                    yield event
+            if wanted := [case for case in measured if settings.wants_gaps(case)]:
+                yield from self._trace(wanted, group, settings)
 
     def close(self) -> None:
         """Kill the worker, if there is one."""
@@ -119,6 +125,25 @@ class Executor:
                 if not event.healthy:
                     self.close()
                 return
+
+    def _trace(self, cases: Sequence[Case], group: Sequence[Case], settings: Settings) -> Iterator[Event]:
+        """Have launch gaps traced, the worker's last task; whoever kills or hangs it costs the rest their gaps."""
+        if self._worker is None:
+            self._start(Probe(self._device))
+        worker = self._worker
+        assert worker is not None
+        worker.send(Trace(tuple(cases), tuple(group), settings))
+        watch = Watch(cases[0].case_id, settings.timing.timeout, self._clock)
+        event: Event | None = None
+        while not isinstance(event, Done):
+            try:
+                event = worker.receive(watch.left())
+            except (TimeoutError, EOFError):
+                break
+            if isinstance(event, Working):
+                watch.see(event)
+            yield event
+        self.close()
 
 
 def _blame(

@@ -1,7 +1,8 @@
 """What a parent and its worker say to each other.
 
 The parent sends ``Probe`` or ``Measure``. The worker answers a probe with ``Found``, and a measurement with any number
-of ``Working`` and ``Measured`` and one ``Done``; ``Ready`` is answered with ``Go``.
+of ``Working`` and ``Measured`` and one ``Done``; ``Ready`` is answered with ``Go``. ``Trace`` is the last task of a
+worker, answered with ``Working``, one ``Traced`` a case and ``Done``.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any
 from dsv4bench.bench.device import Device
 from dsv4bench.bench.settings import Settings
 from dsv4bench.results.manifest import Ceilings
-from dsv4bench.results.row import Row
+from dsv4bench.results.row import Gaps, Row
 from dsv4bench.scenario.case import Case
 
 
@@ -38,6 +39,18 @@ class Measure:
     group: tuple[Case, ...]
     settings: Settings
     in_turns: bool = False
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Find the launch gaps of measured cases; ``group`` as for ``Measure``.
+
+    A profiler is attached for it, which is not something to time behind: the worker ends afterwards.
+    """
+
+    cases: tuple[Case, ...]
+    group: tuple[Case, ...]
+    settings: Settings
 
 
 @dataclass(frozen=True)
@@ -86,3 +99,12 @@ class Measured:
     row: Row
     samples: list[dict[str, Any]] = field(default_factory=list)
     telemetry: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """One case's launch gaps, or why there are none."""
+
+    case_id: str
+    gaps: Gaps | None
+    reason: str = ""

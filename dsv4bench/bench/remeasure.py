@@ -35,7 +35,8 @@ def remeasure(manifest: Manifest, case_ids: Collection[str]) -> Run:
     """
     with tempfile.TemporaryDirectory(prefix="dsv4bench-") as folder:
         scenario = Path(folder) / "scenario.yaml"
-        scenario.write_text(yaml.safe_dump(manifest.scenario), encoding="utf-8")
+        timing = manifest.scenario.get("timing", {}) | {"gaps": False}
+        scenario.write_text(yaml.safe_dump(manifest.scenario | {"timing": timing}), encoding="utf-8")
         out = Path(folder) / "run"
         command = [sys.executable, "-m", "dsv4bench", "run", str(scenario), "--device", manifest.device]
         command += ["--out", str(out), *(word for case_id in sorted(case_ids) for word in ("--only", case_id))]

@@ -15,7 +15,7 @@ from dsv4bench.bench.environment import describe_environment
 from dsv4bench.bench.execute import Event, Executor
 from dsv4bench.bench.exposure import with_exposure
 from dsv4bench.bench.footprint import memory_of
-from dsv4bench.bench.messages import Done, Found, Measured
+from dsv4bench.bench.messages import Done, Found, Measured, Traced
 from dsv4bench.bench.roofline import with_floors
 from dsv4bench.bench.settings import Settings
 from dsv4bench.bench.telemetry import all_tenants, open_sensor
@@ -136,6 +136,7 @@ def _measure(
 ) -> None:
     """Run the cases, journal each row before the next case starts, and close the books whatever happens."""
     by_id = {case.case_id: case for case in request.cases}
+    rows: dict[str, Row] = {}
     spent = dict(manifest.spent)
     interrupted = True
     try:
@@ -145,7 +146,9 @@ def _measure(
                 directory.append_samples(event.samples)
                 directory.append_telemetry(event.telemetry)
                 directory.append_row(row)
-                event = Measured(row)
+                event, rows[row.case_id] = Measured(row), row
+            elif isinstance(event, Traced) and rows[event.case_id].layer is not None:
+                directory.append_row(with_gaps(rows[event.case_id], event))
             elif isinstance(event, Done):
                 for purpose, seconds in event.spent.items():
                     spent[purpose] = spent.get(purpose, 0.0) + seconds
@@ -182,6 +185,13 @@ def complete_row(row: Row, case: Case, settings: Settings, manifest: Manifest, r
         if share > 0.05:
             row.warnings.append(f"reading the {row.contract.timer} timer is {share:.0%} of this time")
     return row
+
+
+def with_gaps(row: Row, traced: Traced) -> Row:
+    """A row as it is written again once its launch gaps are known, or known to be missing (``extra["no_gaps"]``)."""
+    if row.layer is None or traced.gaps is None:
+        return row.model_copy(update={"extra": row.extra | {"no_gaps": traced.reason}})
+    return row.model_copy(update={"layer": row.layer.model_copy(update={"gaps": traced.gaps})})
 
 
 def make_manifest(request: Request, run_id: str, found: Found, environment: Environment) -> Manifest:

@@ -25,6 +25,11 @@ class Settings:
     check: bool = True
     first_round: int = 0
 
+    def wants_gaps(self, case: Case) -> bool:
+        """Whether a case's launch gaps are traced: on a GPU, and if the scenario doesn't say, for layers."""
+        asked = self.timing.gaps
+        return self.device.type == "cuda" and (case.scenario_kind == "layer" if asked is None else asked)
+
     def contract(self, case: Case) -> Contract:
         """The contract of a case's numbers."""
         return make_contract(self.timing, case, self.device)

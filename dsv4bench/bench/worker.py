@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dsv4bench.bench.checkout import Checkout, adopt
-from dsv4bench.bench.messages import Found, Go, Measure, Probe
+from dsv4bench.bench.messages import Found, Go, Measure, Probe, Trace
 from dsv4bench.errors import MeasurementError
 
 START_TIMEOUT = 300.0
@@ -58,7 +58,7 @@ class Worker:
         theirs.close()
         self._pid = self.process.pid
 
-    def send(self, task: Probe | Measure | Go) -> None:
+    def send(self, task: Probe | Measure | Trace | Go) -> None:
         """Give it a task; a worker that is gone is noticed by ``receive``."""
         with contextlib.suppress(OSError):
             self.connection.send(task)
@@ -146,6 +146,9 @@ def serve(connection: Connection, log: str, environment: dict[str, str], checkou
             return
         if isinstance(task, Probe):
             connection.send(workshop.probe(task))
+        elif isinstance(task, Trace):
+            workshop.trace(task)
+            return
         elif not workshop.measure(task):
             return
 

@@ -10,7 +10,8 @@ from dsv4bench.bench.comparison import AwaitTurn, Comparison, PoisonedError
 from dsv4bench.bench.compilation import watch_compilation
 from dsv4bench.bench.device import Device, find_device
 from dsv4bench.bench.failure import is_out_of_memory, status_of
-from dsv4bench.bench.messages import Done, Found, Measure, Measured, Probe, Ready, Working
+from dsv4bench.bench.gaps import trace_cases
+from dsv4bench.bench.messages import Done, Found, Measure, Measured, Probe, Ready, Trace, Working
 from dsv4bench.bench.settings import Settings
 from dsv4bench.bench.spending import Spending
 from dsv4bench.bench.telemetry import open_sensor
@@ -73,6 +74,18 @@ class Workshop:
         self._send(Done(self._spending.take(), healthy))
         return healthy
 
+    def trace(self, task: Trace) -> None:
+        """Trace launch gaps and send them; the process is not one to time in any more."""
+        self._spending.take()
+        try:
+            layer = self._layer_for(task)
+            with self._spending.on("launch gaps"):
+                for traced in trace_cases(task.cases, layer, task.settings, self._report):
+                    self._send(traced)
+        except Exception:  # the rows stand without
+            traceback.print_exc()
+        self._send(Done(self._spending.take(), healthy=False))
+
     def _waiter(self, task: Measure) -> AwaitTurn:
         """How a round waits for its turn: until the parent says so, where other processes measure in between."""
 
@@ -86,7 +99,7 @@ class Workshop:
     def _report(self, case_id: str, doing: str) -> None:
         self._send(Working(case_id, doing))
 
-    def _layer_for(self, task: Measure) -> Layer | Model:
+    def _layer_for(self, task: Measure | Trace) -> Layer | Model:
         """The shared layer, made for the whole group at once or, if that is too much, for this task alone."""
         if self._layer is not None and set(task.cases) <= set(self._group):
             return self._layer

@@ -67,7 +67,7 @@ def run(
     ] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Finish what a run is missing.")] = None,
     check: Annotated[bool, typer.Option(help="Compare outputs with the reference around the timing.")] = True,
-    stages: Annotated[bool, typer.Option("--stages", help="Print every stage as well.")] = False,
+    stages: Annotated[bool, typer.Option("--stages", help="Print every stage and launch gaps as well.")] = False,
     format: Annotated[Format, typer.Option(help="How to print the results.")] = Format.TABLE,
 ) -> None:
     """Measure a scenario: rows go to the run directory, the table to stdout, progress to stderr.
@@ -213,7 +213,7 @@ def _report(run: Run, format: Format, stages: bool) -> None:
             if stages:
                 console.print()
                 console.print(stage_table(run))
-            for table in further_tables(run):
+            for table in further_tables(run, stages=stages):
                 console.print()
                 console.print(table)
         case Format.MD:

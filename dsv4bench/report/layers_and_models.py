@@ -1,4 +1,4 @@
-"""Tables of stream schedules and of whole models, as flat records."""
+"""Tables of stream schedules, of launch gaps and of whole models, as flat records."""
 
 from collections.abc import Sequence
 
@@ -8,6 +8,7 @@ from dsv4bench.analysis.model_step import model_steps, speedup_over
 from dsv4bench.analysis.overlap import gains
 from dsv4bench.report.quantity import change, seconds, share
 from dsv4bench.report.records import Record, Shown, records_table
+from dsv4bench.report.run_table import short_labels
 from dsv4bench.results.row import Row
 from dsv4bench.results.run_directory import Run
 from dsv4bench.scenario.sizes import format_bytes, format_tokens
@@ -22,8 +23,16 @@ SHOWN: Shown = {
     "attention per step": seconds,
     "KV": format_bytes,
     "speedup": lambda value: f"{value:.2f}×",
+    "span": seconds,
+    "busy": seconds,
+    "idle": seconds,
+    "share": share,
+    "largest gap": seconds,
+    "after": lambda name: name if len(name) <= NAME else name[: NAME - 1] + "…",
 }
 """How the columns below are printed."""
+NAME = 40
+"""Characters of a kernel's name that are shown."""
 
 
 def gain_records(rows: Sequence[Row]) -> list[Record]:
@@ -43,6 +52,27 @@ def gain_records(rows: Sequence[Row]) -> list[Record]:
             "noise": gain.noise,
         }
         for gain in gains(rows)
+    ]
+
+
+def gap_records(rows: Sequence[Row]) -> list[Record]:
+    """Launches and launch gaps of each layer that was traced: one pass, eagerly as launched or as its graph."""
+    labels = short_labels(rows)
+    return [
+        {
+            "case": labels[row.case_id],
+            "provider": row.case["provider"],
+            "graph": "yes" if row.case["graph"] else "no",
+            "launches": gaps.launches,
+            "span": gaps.span,
+            "busy": gaps.busy,
+            "idle": gaps.idle,
+            "share": gaps.idle / gaps.span,
+            "largest gap": gaps.largest,
+            "after": gaps.after or None,
+        }
+        for row in rows
+        if row.layer and (gaps := row.layer.gaps)
     ]
 
 
@@ -69,8 +99,9 @@ def model_records(rows: Sequence[Row], baseline: str | None) -> list[Record]:
     ]
 
 
-def further_tables(run: Run) -> list[Table]:
-    """What a run says beyond its rows: gains of its schedules, steps of its models; empty for neither."""
+def further_tables(run: Run, *, stages: bool = False) -> list[Table]:
+    """What a run says beyond its rows: gains of its schedules, steps of its models; with ``stages``, launch gaps."""
     baseline = (run.manifest.scenario.get("baseline") or {}).get("model")
-    found = (gain_records(run.rows), model_records(run.rows, baseline))
+    gaps = gap_records(run.rows) if stages else []
+    found = (gaps, gain_records(run.rows), model_records(run.rows, baseline))
     return [records_table(records, SHOWN) for records in found if records]

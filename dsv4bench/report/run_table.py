@@ -19,7 +19,7 @@ STYLES = {Status.OK: "green", Status.UNSUPPORTED: "dim", Status.SKIPPED: "dim", 
 DASH = "–"
 TEXTS = {"case": 26, "provider": 10, "status": 14}
 """Columns of text, and how narrow each may become."""
-DISPENSABLE = ("± MAD", "% of floor", "KV of layer")
+DISPENSABLE = ("± MAD", "idle", "% of floor", "KV of layer")
 """Columns that a narrow terminal goes without; every format but the table has them all."""
 
 
@@ -116,9 +116,11 @@ def run_csv(run: Run) -> str:
     writer = csv.writer(text, lineterminator="\n")
     head = ["case_id", "label", "model", "layer", "phase", "batch", "context", "provider", "status", "reason"]
     head += ["median_s", "min_s", "mad_s", "host_s", "launches", "floor_s", "speedup_provider", "speedup_model"]
-    writer.writerow([*head, "ideal_bytes", "page_bytes", "compile_s", "energy_j"])
+    head += ["ideal_bytes", "page_bytes", "compile_s", "energy_j"]
+    writer.writerow([*head, "span_s", "busy_s", "idle_s", "largest_gap_s"])
     for line in lines_of(run):
         row, case, time, memory = line.row, line.row.case, line.row.layer, line.row.memory
+        gaps = time.gaps if time else None
         writer.writerow(
             [row.case_id, row.label]
             + [case[key] for key in ("model", "layer", "phase", "batch", "context", "provider")]
@@ -127,6 +129,7 @@ def run_csv(run: Run) -> str:
             + [row.floor, line.speedup.provider, line.speedup.model]
             + ([memory.ideal_bytes, memory.engine_bytes] if memory else [None] * 2)
             + [row.compile_seconds, row.energy_joules]
+            + ([gaps.span, gaps.busy, gaps.idle, gaps.largest] if gaps else [None] * 4)
         )
     return text.getvalue()
 
@@ -179,6 +182,8 @@ def _heads(run: Run) -> list[str]:
     heads += [f"vs {baseline[key]}" for key in ("provider", "model") if baseline.get(key)]
     if any(line.floor for line in run.rows):
         heads.append("% of floor")
+    if _traced(run):
+        heads.append("idle")
     return [*heads, "KV of layer", "status"]
 
 
@@ -193,8 +198,16 @@ def _cells(run: Run, line: Line) -> list[str]:
         cells.append(_times(line.speedup.model))
     if any(other.floor for other in run.rows):
         cells.append(_of_floor(row.floor, row.layer.median if row.layer else None))
+    if _traced(run):
+        gaps = row.layer.gaps if row.layer else None
+        cells.append(share(gaps.idle / gaps.span) if gaps else DASH)
     memory = format_bytes(row.memory.ideal_bytes) if row.memory else DASH
     return [*cells, memory, row.status.value + (f": {row.reason}" if row.reason else "")]
+
+
+def _traced(run: Run) -> bool:
+    """Whether any row knows its launch gaps."""
+    return any(row.layer and row.layer.gaps for row in run.rows)
 
 
 def short_labels(rows: Sequence[Row]) -> dict[str, str]:

@@ -73,6 +73,28 @@ class Round(Model):
     throttle: list[str] = Field(default_factory=list)
 
 
+class Gaps(Model):
+    """How busy the device was while it ran the whole layer once: eagerly as launched, or as one replay of its graph.
+
+    From a profile of its own, which makes the host launch more slowly; no time of a row comes from it. All in seconds.
+    """
+
+    launches: int
+    """Kernels, copies and fills."""
+    span: float
+    """From the start of the first to the end of the last."""
+    busy: float
+    """Part of the span in which at least one of them ran, on any stream."""
+    idle: float
+    """The rest of the span."""
+    largest: float
+    """Longest time in a row in which nothing ran."""
+    after: str
+    """What had ended when that began; empty where there is no gap."""
+    streams: list[float]
+    """Busy time of each stream, in order of first use; of a graph they are those that the driver chose."""
+
+
 class Timing(Model):
     """Device time of something over the rounds.
 
@@ -85,6 +107,8 @@ class Timing(Model):
     mad: float
     host: float | None = None
     launches: int | None = None
+    gaps: Gaps | None = None
+    """Of a whole layer on a GPU, where a profiler could see it."""
     rounds: list[Round] = Field(default_factory=list)
 
 

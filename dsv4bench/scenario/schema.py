@@ -210,6 +210,9 @@ class TimingSection(Section):
     """Base seed of weights, inputs and the order of rounds."""
     timeout: Annotated[float, Field(gt=0)] = 600.0
     """Seconds after which a case is killed."""
+    gaps: bool | None = None
+    """On a GPU, profile each case once after everything was timed and store how long the device idles between kernels;
+    default: true for kind: layer, false for the others."""
 
 
 class BaselineSection(Section):

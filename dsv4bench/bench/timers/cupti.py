@@ -7,23 +7,14 @@ what runs ahead of it have been counted. A profile with records missing is refus
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from dsv4bench.analysis.gaps import Record
 from dsv4bench.bench.timers import Call, Samples
 from dsv4bench.bench.timers.events import no_gpu
 from dsv4bench.bench.timers.hold import hold_of, warm_up
 from dsv4bench.errors import MeasurementError
 
 NSIGHT_VARIABLES = ("NSYS_PROFILING_SESSION_ID", "NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH")
-
-
-@dataclass(frozen=True)
-class Record:
-    """One kernel, copy or fill on the device; times in nanoseconds."""
-
-    name: str
-    start: int
-    duration: int
 
 
 class CuptiTimer:
@@ -81,7 +72,9 @@ def profile_calls(calls: Sequence[Call], iterations: int, before: Call | None) -
     results = profiler.profiler.kineto_results if profiler.profiler else None
     events = results.events() if results else []
     on_device = [event for event in events if event.device_type().name == "CUDA"]
-    records = [Record(event.name(), event.start_ns(), event.duration_ns()) for event in on_device]
+    records = [
+        Record(event.name(), event.start_ns(), event.duration_ns(), event.device_resource_id()) for event in on_device
+    ]
     return sorted(records, key=lambda record: record.start)
 
 
@@ -105,6 +98,5 @@ def split_records(records: Sequence[Record], between: int, kernels: int, iterati
     spans = []
     for first in range(between, expected, between + kernels):
         call = records[first : first + kernels]
-        end = max(record.start + record.duration for record in call)
-        spans.append((end - call[0].start) / 1e9)
+        spans.append((max(record.end for record in call) - call[0].start) / 1e9)
     return spans

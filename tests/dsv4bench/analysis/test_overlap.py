@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4bench.analysis.overlap import Span, gains, idle, lay_out, layer_overlap, tokens_of
+from dsv4bench.analysis.overlap import Span, gains, lay_out, layer_overlap, tokens_of
 from dsv4bench.model.schedule import SCHEDULES, make_schedule
 from dsv4bench.model.shape import LayerKind
 from dsv4bench.model.stage import STAGES
@@ -73,11 +73,6 @@ def test_a_stage_off_the_critical_path_may_be_free_without_helping(data, name):
     for stage in found.stages:
         faster = layer_overlap(schedule, {**seconds, stage.stage: 0.0}).seconds
         assert found.seconds - faster <= stage.exposed + 1e-15
-
-
-def test_idle_time_is_what_no_kernel_covers():
-    assert idle([]) == 0
-    assert idle([(3.0, 4.0), (0.0, 2.0), (1.0, 2.5), (2.5, 2.75)]) == pytest.approx(0.25)
 
 
 def layer_rows(times):

@@ -6,7 +6,7 @@ import pytest
 
 from dsv4bench.bench.device import Device
 from dsv4bench.bench.execute import Executor, Watch, comparisons, group_cases
-from dsv4bench.bench.messages import Done, Found, Measure, Measured, Probe, Working
+from dsv4bench.bench.messages import Done, Found, Measure, Measured, Probe, Trace, Traced, Working
 from dsv4bench.bench.settings import Settings
 from dsv4bench.errors import MeasurementError, UserError
 from dsv4bench.results.row import Status
@@ -29,9 +29,11 @@ class Script:
     kills: tuple = ()
     hangs: tuple = ()
     poisons: tuple = ()
+    ends: Status = Status.SKIPPED
+    untraceable: tuple = ()
 
     def __post_init__(self):
-        self.workers, self.measured = [], []
+        self.workers, self.measured, self.traced = [], [], []
 
     def make(self, log):
         worker = FakeWorker(self)
@@ -46,6 +48,13 @@ class FakeWorker:
     def send(self, task):
         if isinstance(task, Probe):
             self.inbox.append(Found(Device("cpu")))
+            return
+        if isinstance(task, Trace):
+            self.script.traced.append((self, [case.provider.label for case in task.cases]))
+            for case in task.cases:
+                dies = case.provider.label in self.script.untraceable
+                self.inbox += [Working(case.case_id, "tracing"), EOFError() if dies else Traced(case.case_id, None)]
+            self.inbox.append(Done({}, healthy=False))
             return
         assert isinstance(task, Measure)
         self.script.measured.append([case.provider.label for case in task.cases])
@@ -65,7 +74,8 @@ class FakeWorker:
                 poisoned = True
                 break
         if not poisoned:
-            self.inbox += [Measured(task.settings.failed(case, Status.SKIPPED, "fake")) for case in task.cases]
+            rows = [task.settings.failed(case, Status.SKIPPED, "fake") for case in task.cases]
+            self.inbox += [Measured(row.model_copy(update={"status": self.script.ends})) for row in rows]
             self.inbox.append(Done({"timing": 1.0}))
 
     def receive(self, timeout):
@@ -129,6 +139,59 @@ def test_a_poisoned_device_ends_the_worker_and_spares_the_other_side(setup):
     assert script.measured[:2] == [["poison", "a"], ["a"]]
     assert rows["poison/swa"].reason == "illegal memory access"
     assert rows["a/swa"].status is Status.SKIPPED
+
+
+def traced(tmp_path, device="cuda", gaps=None, kind="layer", **kinds):
+    """Whose gaps were traced by which worker, in a run of two steps over one set of caches; and the events."""
+    script = Script(Clock(), **{"ends": Status.OK} | kinds)
+    changes = {"kind": "stage", "stages": ["qkv_norm"]} if kind == "stage" else {}
+    scenario = small_scenario(
+        tmp_path, providers=["a", "b"], workload={"context": 256, "batch": [1, 2]}, timing={"gaps": gaps}, **changes
+    )
+    executor = Executor(tmp_path / "log", script.clock, script.make)
+    executor.probe(device)
+    settings = Settings(scenario.timing, Device(device, l2_bytes=1))
+    return script, list(executor.run(expand(scenario), settings))
+
+
+def test_gaps_are_traced_after_all_that_share_a_worker_were_timed_and_end_it(tmp_path):
+    script, events = traced(tmp_path)
+    assert [names for _, names in script.traced] == [["a", "b", "a", "b"]]
+    assert len(script.measured) == 2
+    worker, _ = script.traced[0]
+    assert worker is script.workers[-1]
+    assert worker.dead
+    last_row = max(index for index, event in enumerate(events) if isinstance(event, Measured))
+    assert all(index > last_row for index, event in enumerate(events) if isinstance(event, Traced))
+
+
+@pytest.mark.parametrize(
+    ("device", "gaps", "kind", "wanted"),
+    [
+        ("cuda", None, "layer", True),
+        ("cuda", False, "layer", False),
+        ("cuda", None, "stage", False),
+        ("cuda", True, "stage", True),
+        ("cpu", True, "layer", False),
+    ],
+)
+def test_gaps_are_of_layers_on_a_gpu_unless_the_scenario_says_otherwise(tmp_path, device, gaps, kind, wanted):
+    script, _ = traced(tmp_path, device, gaps, kind)
+    assert bool(script.traced) == wanted
+
+
+def test_cases_that_failed_are_not_traced_and_one_that_kills_the_worker_costs_no_row(tmp_path):
+    script, _ = traced(tmp_path, ends=Status.SKIPPED)
+    assert script.traced == []
+    script, events = traced(tmp_path, untraceable=("b",))
+    assert sum(isinstance(event, Measured) for event in events) == 4
+    assert sum(isinstance(event, Traced) for event in events) == 1
+    assert script.workers[-1].dead
+
+
+def test_gaps_of_a_group_whose_worker_died_are_traced_in_another(tmp_path):
+    script, _ = traced(tmp_path, kills=("b",))
+    assert [names for _, names in script.traced] == [["a", "a"]]
 
 
 def test_leaving_early_kills_the_worker(tmp_path):

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 from dsv4bench.bench.device import Device
-from dsv4bench.bench.messages import Found, Working
-from dsv4bench.bench.session import Request, busy_machine, exit_code, make_manifest, resume_run, start_run
+from dsv4bench.bench.messages import Found, Traced, Working
+from dsv4bench.bench.session import Request, busy_machine, exit_code, make_manifest, resume_run, start_run, with_gaps
 from dsv4bench.errors import IncomparableError, MeasurementError, UserError
 from dsv4bench.results.environment import Environment, GpuProcess
-from dsv4bench.results.row import Status
+from dsv4bench.results.row import Gaps, Row, Status
 from dsv4bench.results.run_directory import CASES, MANIFEST, read_run, read_samples
 from dsv4bench.scenario.expand import expand
 from tests.dsv4bench.bench.small import small_scenario
+from tests.dsv4bench.stored_runs import row
 
 ROOT = Path(__file__).parents[3]
 FAILING = Path(__file__).with_name("failing_providers.py")
@@ -155,6 +156,15 @@ def test_what_cannot_be_run_is_refused_before_anything_is_written(tmp_path):
 @pytest.mark.parametrize(("load", "warned"), [(0.9, False), (1.0, False), (1.5, True)])
 def test_a_busy_machine_is_warned_about(load, warned):
     assert bool(busy_machine(load, cores=2)) == warned
+
+
+def test_a_row_knows_its_gaps_or_why_it_has_none():
+    gaps = Gaps(launches=2, span=3e-6, busy=2e-6, idle=1e-6, largest=1e-6, after="k", streams=[2e-6])
+    plain = row("a", [1e-3])
+    found = with_gaps(plain, Traced("id-a", gaps))
+    assert Row.model_validate_json(found.model_dump_json()).layer.gaps == gaps
+    assert (found.layer.median, plain.layer.gaps) == (plain.layer.median, None)
+    assert with_gaps(plain, Traced("id-a", None, "no permission")).extra == {"no_gaps": "no permission"}
 
 
 def test_a_run_of_another_machine_is_not_resumed(tmp_path):

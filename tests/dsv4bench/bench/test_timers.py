@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from dsv4bench.analysis.gaps import Record
 from dsv4bench.bench.timers import TIMERS, make_timer
-from dsv4bench.bench.timers.cupti import Record, split_records
+from dsv4bench.bench.timers.cupti import split_records
 from dsv4bench.bench.timers.graph import GraphTimer
 from dsv4bench.bench.timers.wall import WallTimer
 from dsv4bench.errors import MeasurementError
