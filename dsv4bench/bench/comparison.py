@@ -1,5 +1,6 @@
 """Measuring one comparison: its sides prepared, checked, timed in interleaved rounds, checked again, summed up."""
 
+import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from dsv4bench.bench.energy import cuda_checkpoint, energy_per_call
 from dsv4bench.bench.failure import UnsupportedError, status_of
 from dsv4bench.bench.l2 import input_sets, make_flush
 from dsv4bench.bench.launches import count_all
+from dsv4bench.bench.load import busy_elsewhere, crowded, read_cpu
 from dsv4bench.bench.messages import Measured
 from dsv4bench.bench.model_side import make_contestant
 from dsv4bench.bench.padding import padding
@@ -68,6 +70,7 @@ class Comparison:
     ) -> None:
         self._settings, self._sensor, self._log = settings, sensor, log
         self._spending, self._report, self._await_turn = spending, report, await_turn
+        self._on_cpu = settings.device.type == "cpu"
 
     def measure(self, cases: Sequence[Case], layer: Layer | Model) -> Iterator[Measured]:
         """Measure cases that share a ``round_id``: each yields one row, whatever happens to it.
@@ -159,15 +162,18 @@ class Comparison:
             pad = self._fresh_allocation(turn.seed)
             flush = make_flush(side.contract, self._settings.device.torch_name)
             calls = calls_of(side, turn.seed, input_sets(side.contract))
-        before = read_card(self._sensor)
+        before, began = read_card(self._sensor), read_cpu() if self._on_cpu else None
         samples, discarded = {}, 0
         with scope(contender.case.label):
             for name, each in calls.items():
                 with spending.on("timing"):
                     samples[name], more = time_calls(side.contract, each, timing, flush, self._log)
                 discarded += more
+        ended = read_cpu() if began else None
         del pad
-        return Window(turn.round, turn.attempt, turn.seed, samples, before + read_card(self._sensor), discarded)
+        readings = before + read_card(self._sensor)
+        cpu = began.until(ended) if began and ended else None
+        return Window(turn.round, turn.attempt, turn.seed, samples, readings, discarded, cpu)
 
     def _fresh_allocation(self, seed: int) -> object:
         """Give cached memory back and shift the addresses of what comes next by a random pad."""
@@ -195,6 +201,7 @@ class Comparison:
                     contender.accuracy = worse(contender.accuracy, check_replay(side, seed))
         windows = kept.results
         row = self._row(contender, side, windows)
+        row.warnings += _warn_of_others(row, windows)
         if kept.repeated:
             row.warnings.append(f"{kept.repeated} throttled rounds were repeated")
         case_id = contender.case.case_id
@@ -241,13 +248,24 @@ class Comparison:
 
     def _energy(self, side: Contestant, seconds: float) -> float | None:
         sensor = self._sensor
-        if sensor is None or self._settings.device.type != "cuda":
+        if sensor is None or self._settings.device.type != "cuda" or not self._settings.timing.energy:
             return None
 
         with self._spending.on("energy"):
             values = side.inputs(seed_of(self._settings.timing.seed, side.case.pair_id, "energy"))
             call = replays([side.calls(values)[WHOLE]], graph=side.contract.graph)[0]
             return energy_per_call(sensor.energy, call, cuda_checkpoint, seconds)
+
+
+def _warn_of_others(row: Row, windows: Sequence[Window]) -> list[str]:
+    """Note on a row how far others computed while a CPU was timed, and say so where it was too far."""
+    others = busy_elsewhere(window.cpu for window in windows if window.cpu)
+    if others is None:
+        return []
+    import torch
+
+    row.extra["busy_elsewhere"] = others
+    return crowded(others, torch.get_num_threads(), os.cpu_count() or 1)
 
 
 def _side(contender: Contender) -> Contestant:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsv4bench.bench.compilation import CompileLog
+from dsv4bench.bench.load import CpuTimes
 from dsv4bench.bench.rounds import seed_of
 from dsv4bench.bench.side import Contestant
 from dsv4bench.bench.telemetry import Sensor, Telemetry
@@ -28,6 +29,7 @@ class Window:
         samples: by name of what was timed.
         readings: of the card before and after; empty without NVML.
         discarded: windows in which something was compiled.
+        cpu: what passed on the processor meanwhile, where that is what is timed.
     """
 
     round: int
@@ -36,6 +38,7 @@ class Window:
     samples: dict[str, Samples]
     readings: tuple[Telemetry, ...]
     discarded: int
+    cpu: CpuTimes | None = None
 
     @property
     def spoiled_by(self) -> tuple[str, ...]:

@@ -31,7 +31,9 @@ class Sensor:
 
 
 @pytest.fixture
-def measure(tmp_path):
+def measure(tmp_path, monkeypatch):
+    monkeypatch.setattr("dsv4bench.bench.comparison.read_cpu", lambda: None)  # whoever else is on this machine
+
     def _measure(providers, sensor=None, check=True, **changes):
         scenario = small_scenario(
             tmp_path, providers=[f"{FAILING}:{p}" if p[0].isupper() else p for p in providers], **changes
@@ -158,6 +160,25 @@ def test_a_card_that_never_cools_makes_the_row_invalid(measure):
     assert one.row.status is Status.INVALID_THERMAL
     assert one.row.reason == "3 rounds throttled (hw_slowdown); cool the card and run it again"
     assert one.row.layer is None
+
+
+def test_a_row_measured_while_others_computed_says_so(measure, monkeypatch):
+    """Clocks that a neighbour drives: in each turn of a second all cores are busy, and a tenth of that is our own."""
+    import os
+    from itertools import count
+
+    from dsv4bench.bench.load import CpuTimes
+
+    clock, cores = count(), os.cpu_count()
+    monkeypatch.setattr(
+        "dsv4bench.bench.comparison.read_cpu", lambda: CpuTimes(at := next(clock), at * cores, at * cores / 10)
+    )
+    (one,), _ = measure(["eager"])
+    assert one.row.extra["busy_elsewhere"] == pytest.approx(0.9 * cores)
+    assert [text for text in one.row.warnings if text.startswith(f"others kept {0.9 * cores:.1f} of the {cores} cores")]
+    monkeypatch.setattr("dsv4bench.bench.comparison.read_cpu", lambda: None)
+    (one,), _ = measure(["eager"])
+    assert "busy_elsewhere" not in one.row.extra
 
 
 def test_every_round_draws_inputs_of_its_own(measure):
