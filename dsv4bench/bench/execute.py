@@ -75,9 +75,9 @@ class Executor:
                 yield from self._trace(wanted, group, settings)
 
     def close(self) -> None:
-        """Kill the worker, if there is one."""
+        """End the worker, if there is one."""
         if self._worker is not None:
-            self._worker.kill()
+            self._worker.dismiss()
             self._worker = None
 
     def _start(self, probe: Probe) -> Found:

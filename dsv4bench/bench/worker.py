@@ -30,6 +30,8 @@ PRELOADED = ("torch", "triton", "numpy", "pydantic")
 None of the project's own modules is among them, since a worker may take those from another revision."""
 
 
+LAST_WORDS = 30.0
+"""Seconds that a profiled worker has for writing down what was recorded."""
 INJECTIONS = ("NSYS_PROFILING_SESSION_ID", "NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH")
 """Set by a profiler for the processes below it. Nsight Systems follows a child only once it has called exec."""
 
@@ -78,6 +80,15 @@ class Worker:
         if not ready:
             raise TimeoutError
         return message
+
+    def dismiss(self) -> None:
+        """End an idle worker; under a profiler it ends by itself, since only then what was recorded is written."""
+        if start_method(os.environ) == "spawn":
+            self.connection.close()
+            self.process.join(LAST_WORDS)
+            if self.process.exitcode is not None:
+                self._pid = None
+        self.kill()
 
     def kill(self) -> None:
         """End the process and everything it started."""

@@ -210,6 +210,8 @@ class TimingSection(Section):
     """Base seed of weights, inputs and the order of rounds."""
     timeout: Annotated[float, Field(gt=0)] = 600.0
     """Seconds after which a case is killed."""
+    energy: bool = True
+    """On a GPU, measure the energy of a step in a pass of its own, about 0.3 s a case."""
     gaps: bool | None = None
     """On a GPU, profile each case once after everything was timed and store how long the device idles between kernels;
     default: true for kind: layer, false for the others."""

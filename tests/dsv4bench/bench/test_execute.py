@@ -86,6 +86,9 @@ class FakeWorker:
             raise message
         return message
 
+    def dismiss(self):
+        self.kill()
+
     def kill(self):
         self.dead = True
 
