@@ -6,14 +6,16 @@ from dsv4bench.analysis.roofline import Peaks
 from dsv4bench.model.gpus import gpu_named
 from dsv4bench.model.shape import LayerKind
 from dsv4bench.report.layer_plots import further_figures
-from dsv4bench.report.layers_and_models import SHOWN, gain_records, model_records
+from dsv4bench.report.layers_and_models import SHOWN, further_tables, gain_records, gap_records, model_records
 from dsv4bench.report.plan import floor_records
 from dsv4bench.report.records import records_markdown
+from dsv4bench.results.row import Gaps
 from dsv4bench.scenario.expand import expand
 from dsv4bench.scenario.schema import Scenario
 from tests.dsv4bench.analysis.test_model_step import flash_or_old
 from tests.dsv4bench.analysis.test_model_step import rows as model_rows
 from tests.dsv4bench.analysis.test_overlap import layer_rows
+from tests.dsv4bench.stored_runs import run as stored_run
 
 
 def test_gains_of_schedules_as_markdown():
@@ -24,6 +26,20 @@ def test_gains_of_schedules_as_markdown():
         "| v4-flash | c128a | 1 | 8K | eager | multi | 12.00 µs | 10.00 µs | +20.0 % | +37.5 % | 1 % |\n"
         "| v4-flash | c128a | 1 | 8K | eager | multi3 | 12.00 µs | 12.50 µs | -4.0 % | +37.5 % | 1 % |\n"
     )
+
+
+def test_launch_gaps_as_markdown_and_only_with_the_stages():
+    (serial, _) = layer_rows({"serial": 12e-6, "multi": 10e-6})
+    gaps = Gaps(launches=24, span=20e-6, busy=8e-6, idle=12e-6, largest=3e-6, after="k" * 50, streams=[8e-6])
+    row = serial.model_copy(update={"layer": serial.layer.model_copy(update={"gaps": gaps})})
+    assert records_markdown(gap_records([row]), SHOWN) == (
+        "| case | provider | graph | launches | span | busy | idle | share | largest gap | after |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        f"| {row.label.removesuffix('/eager')} | eager | no | 24 | 20.00 µs | 8.000 µs | 12.00 µs | 60 % | 3.000 µs "
+        f"| {'k' * 39}… |\n"
+    )
+    assert gap_records([serial]) == []
+    assert [len(further_tables(stored_run([row]), stages=stages)) for stages in (False, True)] == [0, 1]
 
 
 def test_models_as_markdown():

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from dsv4bench.report.run_table import lines_of, run_csv, run_json, run_markdown, run_table, short_labels
-from dsv4bench.results.row import MemoryFigures, Row, StageRow, Status
+from dsv4bench.results.row import Gaps, MemoryFigures, Row, StageRow, Status
 from dsv4bench.scenario.expand import expand
 from dsv4bench.scenario.schema import Scenario
 from tests.dsv4bench.stored_runs import CONTRACT, run, timing
@@ -92,6 +92,32 @@ def test_a_narrow_terminal_still_shows_every_case_its_time_and_its_status(stored
     words = text.replace("\n", " ").split()
     assert "unsupported:" in words
     assert {"case", "median", "status"} <= set(words)
+
+
+@pytest.fixture
+def traced(stored):
+    """The same run, every timed layer of which idled for a fifth of its span."""
+    gaps = Gaps(launches=7, span=5e-6, busy=4e-6, idle=1e-6, largest=5e-7, after="a_kernel", streams=[4e-6])
+
+    def known(row):
+        return row.model_copy(update={"layer": row.layer.model_copy(update={"gaps": gaps})}) if row.layer else row
+
+    return replace(stored, rows=tuple(known(row) for row in stored.rows))
+
+
+def test_the_idle_share_is_shown_where_gaps_were_traced(stored, traced):
+    head, _, first, second, *_ = run_markdown(traced).splitlines()
+    assert head.endswith("| idle | KV of layer | status |")
+    assert first.endswith("| 20 % | 2.00 KiB | ok |")
+    assert "| – | 2.00 KiB | unsupported" in second
+    assert "idle" not in run_markdown(stored)
+
+
+def test_gaps_are_columns_of_the_csv_and_part_of_the_json(stored, traced):
+    first, second, *_ = csv.DictReader(io.StringIO(run_csv(traced)))
+    assert [float(first[key]) for key in ("span_s", "busy_s", "idle_s", "largest_gap_s")] == [5e-6, 4e-6, 1e-6, 5e-7]
+    assert second["idle_s"] == next(csv.DictReader(io.StringIO(run_csv(stored))))["idle_s"] == ""
+    assert json.loads(run_json(traced))["rows"][0]["layer"]["gaps"]["after"] == "a_kernel"
 
 
 def test_labels_leave_out_what_all_rows_share(stored):
