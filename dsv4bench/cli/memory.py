@@ -65,6 +65,10 @@ def memory(
         return
     if simulate is not None:
         _refuse_beside("--simulate", given_flags, {"plot", "by", "explain", "baseline", "measure", "device"})
+    else:
+        _refuse_without("--simulate", given_flags, {"requests", "rate", "prefill_rate", "decode_rate", "retention"})
+    if not measure:
+        _refuse_without("--measure", given_flags, {"device"})
     if plot is not None:
         check_target(plot)
     _one_of("--by", by or "kind", VIEWS)
@@ -128,6 +132,12 @@ def _refuse_beside(flag: str, given: dict[str, str], unread: Set[str]) -> None:
     """Refuse flags that the mode chosen by another would silently ignore."""
     if ignored := [given[name] for name in given if name in unread]:
         raise UserError(f"{flag} does not read {', '.join(ignored)}")
+
+
+def _refuse_without(flag: str, given: dict[str, str], of_flag: Set[str]) -> None:
+    """Refuse flags that only a mode that was not chosen reads."""
+    if ignored := [given[name] for name in given if name in of_flag]:
+        raise UserError(f"{', '.join(ignored)} {'is' if len(ignored) == 1 else 'are'} read with {flag} only")
 
 
 def _tokens(text: str | None, flag: str) -> int | None:

@@ -258,6 +258,8 @@ def test_a_target_that_cannot_be_written_is_refused_before_anything_is_printed()
         (["--simulate", "chat", "--engine", "sglang"], "--simulate replays block allocators: give --engine vllm"),
         (["--from-log", "none.log"], "--from-log: none.log cannot be read (No such file or directory)"),
         (["--from-log", "x.log", "-c", "1M", "-e", "vllm"], "--from-log does not read --ctx, --engine"),
+        (["--device", "cuda"], "--device is read with --measure only"),
+        (["--rate", "3", "--requests", "5"], "--requests, --rate are read with --simulate only"),
         (["--simulate", "agents", "--plot", "x.png"], "--simulate does not read --plot"),
         (["--plot", "x.txt"], "--plot: x.txt must end in .png, .svg, .pdf"),
         (["--plot", "no/such/x.png"], "--plot: the folder no/such does not exist"),
