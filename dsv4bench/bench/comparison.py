@@ -123,7 +123,8 @@ class Comparison:
     def _prepare(self, layer: Layer | Model, contender: Contender) -> None:
         """Load the providers, run once (which compiles), compare with the reference, count launches."""
         case, timing = contender.case, self._settings.timing
-        side = contender.side = make_contestant(case, self._settings, layer)
+        with self._spending.on("loading providers"):
+            side = contender.side = make_contestant(case, self._settings, layer)
         if reason := timer_of(side.contract).unavailable():
             raise UnsupportedError(f"timer {side.contract.timer} is not available here: {reason}")
         with self._spending.on("compile and first run"):
