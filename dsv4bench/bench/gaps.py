@@ -1,7 +1,8 @@
 """Tracing launch gaps: a profile of each case in its own form, once everything in the process has been timed.
 
-torch.profiler leaves CUPTI attached when it is done, and the host launches more slowly from then on
-(pytorch/pytorch#144455). So this is the last that a worker does.
+The profiler leaves CUPTI attached when it is done (pytorch/pytorch#144455). On an H200 with torch 2.11 the host then
+took 4 to 6 µs instead of 0.5 to replay a graph and about a third longer to launch eagerly, and graphs of 44 and 73 µs
+ran 0.4 % longer. So this is the last that a worker does.
 """
 
 from collections.abc import Iterator, Sequence
