@@ -65,7 +65,7 @@ def profile_calls(calls: Sequence[Call], iterations: int, before: Call | None) -
     from torch.autograd.profiler import profile
 
     torch.cuda.synchronize()
-    with profile(use_cpu=False, use_device="cuda", use_kineto=True, acc_events=True) as profiler:
+    with profile(use_cpu=False, use_device="cuda", use_kineto=True) as profiler:
         for index in range(iterations):
             if before:
                 before()
