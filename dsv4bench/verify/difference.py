@@ -21,7 +21,8 @@ ACCUMULATION_TOLERANCE = 1e-4
 """Element relative to its row's maximum, where bf16 operands are accumulated and returned in fp32; a result rounded to
 bf16 would be 4e-3 off."""
 LOGIT_TOLERANCE = 2.0**-10
-"""Logit relative to the row's largest |logit|; entries that close may swap in a top-k."""
+"""Logit relative to the row's largest sum of |terms|; entries within as much of the row's largest |logit| may swap in a
+top-k. In a row of many entries the two scales are about the same."""
 LSE_TOLERANCE = 1e-2
 """Absolute, natural log; the relative error of the softmax denominator."""
 QUANTISED_TOLERANCE = 1e-6

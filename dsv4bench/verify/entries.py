@@ -12,7 +12,7 @@ from dsv4_kernels.codec import read_entries
 from dsv4_kernels.formats import NOPE_DIM, EntryFormat, entry_format
 
 from dsv4bench.verify.difference import ROW_TOLERANCE, Difference, activation_difference, row_difference
-from dsv4bench.verify.quantised import cache_quantiser, quantised_difference, snr_db, stored_exponents
+from dsv4bench.verify.quantised import cache_quantiser, quantised_difference, snr_db, stored_scales
 
 WRITES = {
     "query_norm_rope_insert": ("window_cache", "window_slots"),
@@ -83,8 +83,8 @@ def compare_entries(
         found = activation_difference(what, stored, values, _DTYPES[format.precision], dims, tokens)
         return [replace(found, numbers=found.numbers | snr)]
     width = _QUANTISED_DIMS[format.role]
-    exponents, quantiser = stored_exponents(cache, slots), cache_quantiser(format)
-    found = quantised_difference(what, stored[:, :width], exponents, values[:, :width], quantiser, dims, tokens)
+    scales, quantiser = stored_scales(cache, slots), cache_quantiser(format)
+    found = quantised_difference(what, stored[:, :width], scales, values[:, :width], quantiser, dims, tokens)
     found = replace(found, numbers=snr)
     if width == format.dim:
         return [found]

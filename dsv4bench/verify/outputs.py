@@ -18,7 +18,7 @@ from dsv4bench.verify.difference import (
     exact,
     row_difference,
 )
-from dsv4bench.verify.quantised import INDEX_QUERY, OUTPUT, power_exponents, quantised_difference
+from dsv4bench.verify.quantised import INDEX_QUERY, OUTPUT, quantised_difference, scales_of
 
 Outputs = tuple[Any, ...]
 Comparer = Callable[[dict[str, Any], Outputs, Outputs, torch.Tensor], list[Difference]]
@@ -28,6 +28,7 @@ _WEIGHT_TOLERANCE = 1e-5
 """Head weights: two or three fp32 products, relative to the row's maximum."""
 _SUM = 5
 """Sums of many fp32 terms (logits, the softmax denominator) may err by this many times a product's tolerance."""
+_ENTRIES_FOR_TERMS = 256
 _ACTIVATIONS = ("x", "q", "o", "kv_score", "index_q", "q_latent", "qkv_latent", "kv", "index_k", "o_values")
 
 
@@ -70,7 +71,7 @@ def _index_query(
         found = quantised_difference(
             "index q",
             torch.ldexp(values.float(), exponents),
-            exponents,
+            scales_of(exponents),
             exact_values,
             INDEX_QUERY["fp8"],
             dims,
@@ -78,8 +79,8 @@ def _index_query(
         )
     elif precision == "fp4":
         exponents = scales.int() - 127
-        dequantised = dequantize_fp4(values, exponents)
-        found = quantised_difference("index q", dequantised, exponents, exact_values, INDEX_QUERY["fp4"], dims, tokens)
+        dequantised, stored = dequantize_fp4(values, exponents), scales_of(exponents)
+        found = quantised_difference("index q", dequantised, stored, exact_values, INDEX_QUERY["fp4"], dims, tokens)
     else:
         found = activation_difference("index q", values, exact_values, values.dtype, dims, tokens)
     return [found, row_difference("index weights", weights, exact_weights, _WEIGHT_TOLERANCE, labels=tokens)]
@@ -102,15 +103,20 @@ def _logits(arguments: dict[str, Any], actual: Outputs, expected: Outputs, token
     visible = torch.arange(want.shape[1], device=want.device) < arguments["candidate_lens"][:, None]
     # what lies beyond the candidates may be anything, NaN included
     got = torch.where(visible, actual[0][:, : want.shape[1]], 0.0)
-    queries, cache = arguments["index_q_values"], arguments["indexer_cache"]
     want = torch.where(visible, want, 0.0)
-    if queries.dtype not in ROW_TOLERANCE or cache.format.precision not in ("fp32", "fp64"):
-        return [row_difference("logits", got, want, LOGIT_TOLERANCE, labels=tokens)]
-    # terms of both signs cancel in a logit; in full precision its error is measured against its terms
-    terms = reference.indexer_logits(**(arguments | {"index_weights": arguments["index_weights"].abs()}))
-    terms = torch.where(visible, terms, 0.0)
-    found = row_difference("logits", terms + (got - want), terms, _SUM * ROW_TOLERANCE[queries.dtype], labels=tokens)
-    return [found]
+    queries, cache = arguments["index_q_values"], arguments["indexer_cache"]
+    full = queries.dtype in ROW_TOLERANCE and cache.format.precision in ("fp32", "fp64")
+    tolerance = _SUM * ROW_TOLERANCE[queries.dtype] if full else LOGIT_TOLERANCE
+    # terms of both signs cancel in a logit, and few logits may all be small: errors are measured against the terms
+    terms = _terms(arguments).expand_as(want)
+    return [row_difference("logits", terms + (got - want), terms, tolerance, labels=tokens)]
+
+
+def _terms(arguments: dict[str, Any]) -> torch.Tensor:
+    """Each row's largest sum of its terms' magnitudes, [T, 1]; of its first entries, as it hardly varies with more."""
+    width = max(1, min(arguments["max_candidates"], _ENTRIES_FOR_TERMS))
+    changes = {"index_weights": arguments["index_weights"].abs(), "max_candidates": width}
+    return reference.indexer_logits(**(arguments | changes)).amax(-1, keepdim=True).clamp_min(0.0)
 
 
 def _topk(arguments: dict[str, Any], actual: Outputs, expected: Outputs, tokens: torch.Tensor) -> list[Difference]:
@@ -192,9 +198,8 @@ def _output_quant(
     dims = ("token", "group")
     if scales is None:
         return [activation_difference("o_values", values, expected[0], computed_in(arguments), dims, tokens)]
-    exponents = power_exponents(scales)
     dequantised = (torch.unflatten(values.float(), -1, (-1, OUTPUT.block)) * scales.unsqueeze(-1)).flatten(-2)
-    return [quantised_difference("o_values", dequantised, exponents, expected[0], OUTPUT, dims, tokens)]
+    return [quantised_difference("o_values", dequantised, scales, expected[0], OUTPUT, dims, tokens)]
 
 
 def _first(wrong: torch.Tensor, tokens: torch.Tensor, what: str) -> str:

@@ -26,16 +26,28 @@ SCALE_FLOOR = "scale-floor"
 """Deviation: another lower bound of the scale, which shows in blocks that are all but zero."""
 DEVIATIONS = (SCALE_FLOOR,)
 """Every deviation that may be let pass by name."""
+NO_POWER = -1000
+"""Stands for the exponent of what isn't a power of two."""
 
 
 @dataclass(frozen=True)
 class Quantiser:
-    """How blocks are quantised: target type, elements per scale, largest value, lower bound of a block's maximum."""
+    """How blocks are quantised.
+
+    Attributes:
+        precision: target type.
+        block: elements per scale.
+        largest: largest value of the type.
+        floor: lower bound of a block's maximum.
+        any_scale: whether a scale may also be maximum / largest as it is, because the format stores a float and says no
+            more; otherwise only that rounded up to a power of two.
+    """
 
     precision: str
     block: int
     largest: float
     floor: float
+    any_scale: bool = False
 
 
 INDEX_QUERY = {
@@ -49,28 +61,30 @@ def cache_quantiser(format: EntryFormat) -> Quantiser:
     """The quantiser of a cache format."""
     if format.precision == "fp4":
         return Quantiser("fp4", format.quant_block, FP4_MAX, FP4_AMAX_FLOOR)
-    return Quantiser("fp8", format.quant_block, FP8_MAX, FP8_AMAX_FLOOR)
+    return Quantiser("fp8", format.quant_block, FP8_MAX, FP8_AMAX_FLOOR, any_scale=format.role == "latent")
 
 
 def quantised_difference(
     what: str,
     actual: torch.Tensor,
-    exponents: torch.Tensor,
+    scales: torch.Tensor,
     exact: torch.Tensor,
     quantiser: Quantiser,
     dims: tuple[str, ...],
     labels: torch.Tensor | None = None,
+    slack: float | None = None,
 ) -> Difference:
     """Compare dequantised values with what quantising values within one bf16 ulp of ``exact`` could give.
 
     Args:
         what: name of the tensor.
         actual: dequantised values, [..., n · block].
-        exponents: scale exponents that the provider stored, int [..., n].
+        scales: that the provider stored, fp32 [..., n].
         exact: values before quantisation, same shape as ``actual``.
         quantiser: the definition.
         dims: names of the leading dims.
         labels: indices of the first dim.
+        slack: relative error of values before quantisation, instead of one bf16 ulp.
     """
     if not actual.numel():
         return Difference(what, 0.0, QUANTISED_TOLERANCE)
@@ -78,14 +92,18 @@ def quantised_difference(
     stored = torch.unflatten(actual.float(), -1, (-1, quantiser.block))
     # beside one bf16 ulp, the noise of an fp32 rotation, which a cancelled pair shows
     ulp = torch.maximum(_bf16_ulp(blocks), 2.0**-22 * blocks.abs().amax(-1, keepdim=True))
+    ulp = ulp if slack is None else slack * blocks.abs()
     low, high = blocks - ulp, blocks + ulp
     least, most = (blocks.abs() - ulp).clamp_min(0).amax(-1), (blocks.abs() + ulp).amax(-1)
     smallest = scale_exponents(least, quantiser.largest, quantiser.floor)
     largest = scale_exponents(most, quantiser.largest, quantiser.floor)
+    exponents = power_exponents(scales)
     misscaled = (exponents < smallest) | (exponents > largest)
-    scale = exponents.unsqueeze(-1)
-    allowed_low = torch.ldexp(nearest(quantiser.precision, torch.ldexp(low, -scale)), scale)
-    allowed_high = torch.ldexp(nearest(quantiser.precision, torch.ldexp(high, -scale)), scale)
+    if quantiser.any_scale:
+        misscaled &= ~_unrounded(scales, least, most, quantiser)
+    scale = scales.float().unsqueeze(-1)
+    allowed_low = nearest(quantiser.precision, low / scale) * scale
+    allowed_high = nearest(quantiser.precision, high / scale) * scale
     beyond = torch.maximum(allowed_low - stored, stored - allowed_high).clamp_min(0)
     beyond = torch.where(stored.isfinite(), beyond, math.inf)
     norm = blocks.square().sum((-1, -2)).sqrt()
@@ -97,8 +115,10 @@ def quantised_difference(
     if misscaled.any():
         bad = misscaled.flatten(0, -2)[flat]
         block = int(bad.int().argmax())
-        got, want = int(exponents.flatten(0, -2)[flat, block]), int(smallest.flatten(0, -2)[flat, block])
-        where += f", block {block}: scale byte {got + 127}, expected {want + 127}"
+        got, want = exponents.flatten(0, -2)[flat, block], smallest.flatten(0, -2)[flat, block]
+        stored_scale = float(scales.flatten(0, -2)[flat, block])
+        byte = f"scale byte {int(got) + 127}" if got > NO_POWER else f"scale {stored_scale:.6g}, no power of two"
+        where += f", block {block}: {byte}, expected {int(want) + 127}"
         deviation = SCALE_FLOOR if _all_tiny(misscaled, least, exponents, smallest, quantiser) else ""
     numbers = {"snr_db": snr_db(actual, exact)}
     return Difference(what, float(error.flatten()[flat]), QUANTISED_TOLERANCE, where, numbers, deviation)
@@ -116,6 +136,14 @@ def _all_tiny(
     return bool(raised[misscaled].all())
 
 
+def _unrounded(scales: torch.Tensor, least: torch.Tensor, most: torch.Tensor, quantiser: Quantiser) -> torch.Tensor:
+    """Whether scales are maximum / largest as it is; a block below the floor may have any smaller one, too."""
+    noise = 2.0**-20
+    smallest = least / quantiser.largest * (1 - noise)
+    largest = most.clamp_min(quantiser.floor) / quantiser.largest * (1 + noise)
+    return (scales > 0) & (scales >= smallest) & (scales <= largest)
+
+
 def _bf16_ulp(x: torch.Tensor) -> torch.Tensor:
     """Distance of neighbouring bf16 values around each element."""
     _, exponent = torch.frexp(x)
@@ -131,22 +159,26 @@ def snr_db(actual: torch.Tensor, exact: torch.Tensor) -> float:
     return float((10 * torch.log10(signal / noise)).clamp(-200, 200).nan_to_num(-200.0))
 
 
-def stored_exponents(cache: PagedCache, slots: torch.Tensor) -> torch.Tensor:
-    """Scale exponents of quantised entries, int32 [S, blocks]; a scale that is no power of two counts as 2^-1000."""
+def stored_scales(cache: PagedCache, slots: torch.Tensor) -> torch.Tensor:
+    """Scales of quantised entries, fp32 [S, blocks]."""
     page, entry = slots // cache.entries, slots % cache.entries
     format = cache.format
     if format.role == "latent":
-        scales = record_view(cache)[page, entry][:, 512:528].contiguous().view(torch.float32)
-        return power_exponents(scales)
+        return record_view(cache)[page, entry][:, 512:528].contiguous().view(torch.float32)
     scales = scale_view(cache)[page, entry]
     if format.role == "main":
-        return scales[:, :7].int() - 127
+        return scales_of(scales[:, :7].int() - 127)
     if format.precision == "fp4":
-        return scales.int() - 127
-    return power_exponents(scales.contiguous().view(torch.float32))
+        return scales_of(scales.int() - 127)
+    return scales.contiguous().view(torch.float32)
+
+
+def scales_of(exponents: torch.Tensor) -> torch.Tensor:
+    """Powers of two, fp32, from int exponents."""
+    return torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents)
 
 
 def power_exponents(scales: torch.Tensor) -> torch.Tensor:
-    """Exponents of fp32 powers of two, int32; −1000 for anything else."""
+    """Exponents of fp32 powers of two, int32; ``NO_POWER`` for anything else."""
     mantissa, exponent = torch.frexp(scales.float())
-    return torch.where(mantissa == 0.5, exponent - 1, -1000).int()
+    return torch.where(mantissa == 0.5, exponent - 1, NO_POWER).int()

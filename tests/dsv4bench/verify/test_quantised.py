@@ -1,14 +1,29 @@
 import pytest
 import torch
 from dsv4_kernels.codec import dequantize_fp8, quantize_fp8
+from dsv4_kernels.formats import FORMATS
 
-from dsv4bench.verify.quantised import INDEX_QUERY, SCALE_FLOOR, power_exponents, quantised_difference, snr_db
+from dsv4bench.verify.quantised import (
+    INDEX_QUERY,
+    SCALE_FLOOR,
+    cache_quantiser,
+    power_exponents,
+    quantised_difference,
+    scales_of,
+    snr_db,
+)
 
 FP8 = INDEX_QUERY["fp8"]
+LATENT = cache_quantiser(FORMATS["latent-fp8"])
 
 
 def compare(stored, exponents, exact):
-    return quantised_difference("k", stored, exponents, exact, FP8, ("token",))
+    return quantised_difference("k", stored, scales_of(exponents), exact, FP8, ("token",))
+
+
+def stored_with(scales, exact):
+    """Values as they are read back when quantised with given scales, one per row."""
+    return (exact / scales).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scales
 
 
 @pytest.fixture
@@ -52,6 +67,28 @@ def test_a_higher_floor_of_the_scale_is_named_as_the_deviation_it_is():
     assert not found.ok
     assert found.deviation == SCALE_FLOOR
     assert "scale byte 114, expected 105" in found.where
+
+
+def test_a_format_of_float_scales_also_takes_them_unrounded_but_no_other(keys):
+    exact = keys.bfloat16().float()
+    exact[3] = 0.0
+    unrounded = (exact.abs().amax(1, keepdim=True) / 448).clamp_min(torch.finfo(torch.float32).tiny)
+
+    def found(factor, quantiser):
+        scales = unrounded * factor
+        return quantised_difference("kv", stored_with(scales, exact), scales, exact, quantiser, ("token",))
+
+    assert found(1.0, LATENT).ok
+    assert "no power of two, expected" in found(1.0, FP8).where
+    assert not found(1.02, LATENT).ok
+    assert not found(0.98, LATENT).ok
+
+
+def test_values_rounded_by_another_scale_than_the_stored_one_are_wrong(keys):
+    exact = keys.bfloat16().float()
+    scales = exact.abs().amax(1, keepdim=True) / 448
+    stored = stored_with(scales_of(power_exponents(torch.ones_like(scales)) - 7), exact)
+    assert not quantised_difference("kv", stored, scales, exact, LATENT, ("token",)).ok
 
 
 def test_nan_bytes_are_wrong(keys):
