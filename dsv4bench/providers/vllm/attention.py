@@ -43,18 +43,23 @@ def sparse_attention(
     the decode kernel is made at the first call for given lengths and reused, as vLLM does within a step; in a whole c4a
     layer every run makes new lengths, so there it is part of the layer.
 
-    The returned LSE is FlashMLA's own: of a token that sees nothing it is +∞ in the decode kernel.
+    A token of a step sees at least itself, and lists end in −1. Where the arguments aren't known to be a step's, two
+    small kernels that vLLM doesn't need see to what it doesn't promise: an LSE of −∞ for a token that sees nothing,
+    where FlashMLA gives +∞, and V3.2's lengths, which it isn't handed.
     """
     if not len(q):
         return q.new_empty((0, q.shape[1], HEAD_DIM)), q.new_empty((0, q.shape[1]), dtype=torch.float32)
+    split = split_step(query_start, seq_lens)
     if window_cache is None:
         assert compressed_cache is not None
         assert compressed_indices is not None
         assert compressed_lens is not None
-        return _latent_decode(library, q, compressed_cache, compressed_indices, compressed_lens, softmax_scale)
+        if split is None:
+            compressed_indices = _cut(compressed_indices, compressed_lens)
+        o, lse = _latent_decode(library, q, compressed_cache, compressed_indices, compressed_lens, softmax_scale)
+        return o, lse if split else _without_plus_infinity(lse)
     assert window_indices is not None
     assert window_lens is not None
-    split = split_step(query_start, seq_lens)
     boundary = split.decode_tokens if split and window_block_table is not None else len(q)
     heads, padded = q.shape[1], with_padding(q)
     out = padded.new_empty((len(q), padded.shape[1], HEAD_DIM))
@@ -72,8 +77,19 @@ def sparse_attention(
         caches = (window_cache, compressed_cache, ratio or 0)
         arguments = (padded, out, *caches, prompts, sinks, softmax_scale)
         found += attend_prompts(library, variant, *arguments)
-    lse = found[0] if len(found) == 1 else torch.cat(found)
-    return out[:, :heads], lse[:, :heads]
+    lse = (found[0] if len(found) == 1 else torch.cat(found))[:, :heads]
+    return out[:, :heads], lse if split else _without_plus_infinity(lse)
+
+
+def _cut(indices: torch.Tensor, lens: torch.Tensor) -> torch.Tensor:
+    """Index lists with −1 from their lengths on."""
+    column = torch.arange(indices.shape[1], device=indices.device)
+    return torch.where(column < lens[:, None], indices, -1)
+
+
+def _without_plus_infinity(lse: torch.Tensor) -> torch.Tensor:
+    """The LSE with −∞ for tokens that see nothing."""
+    return lse.masked_fill(lse == float("inf"), float("-inf"))
 
 
 def with_padding(q: torch.Tensor) -> torch.Tensor:

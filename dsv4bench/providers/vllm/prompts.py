@@ -108,6 +108,8 @@ def attend_prompts(
     found = []
     for chunk in chunks_of(split, ratio):
         tokens, requests = split.tokens_of(chunk.first, chunk.last), slice(chunk.first, chunk.last)
+        if tokens.start == tokens.stop:
+            continue  # requests that wait; vLLM has none in a step, and FlashMLA refuses no queries
         rows = q.new_empty((chunk.last - chunk.first, chunk.rows, HEAD_DIM))
         with without_cute(library, variant, _GATHER_MODULE):
             _gather(library, rows, window_cache, compressed_cache, ratio, prompts, window_lens, chunk)

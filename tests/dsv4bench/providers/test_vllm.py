@@ -39,12 +39,13 @@ from dsv4bench.providers.vllm.step import Split, once, split_step
 from dsv4bench.scenario.case import CachePrecision
 from dsv4bench.scenario.workload import Workload
 from dsv4bench.stack.layer import prepare, run_stage
+from dsv4bench.verify.rows import attending
 from dsv4bench.verify.sequences import small_shape
 from dsv4bench.verify.stage_check import check_stage
+from dsv4bench.verify.trial import Setting, Trial
 from tests.dsv4bench.providers import vllm_double
 
 ABSENT = pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")
-INEXACT_SCALES = ("latent_insert",)
 
 
 def need(*stages: str, kind: LayerKind = LayerKind.C4A, **changes: Any) -> Need:
@@ -373,9 +374,24 @@ def test_every_stage_comes_out_right_through_vllms_signatures(
     have = implemented_stages(theirs)
     for stage in STAGES[kind]:
         run_stage(stage, theirs if stage.name in have else ours, values)
-        if stage.name in have and stage.name not in INEXACT_SCALES:
+        if stage.name in have:
             check = check_stage(stage, values)
             assert check.ok, check.sentence
+
+
+@pytest.mark.parametrize("kind", LayerKind)
+def test_a_token_that_sees_nothing_gets_an_lse_of_minus_infinity(kind: LayerKind) -> None:
+    trial = Trial(provider(), Setting(kind))
+    attending.empty_rows(trial)
+    assert trial.checks
+    assert all(check.ok for check in trial.checks)
+
+
+@pytest.mark.parametrize("kind", [LayerKind.SWA, LayerKind.C4A, LayerKind.C128A])
+def test_requests_that_bring_no_tokens_call_no_kernel_of_their_own(kind: LayerKind) -> None:
+    trial = Trial(provider(), Setting(kind))
+    trial.layer(trial.sequences(requests=7, limit=140).step([140] + [0] * 6))
+    assert [check.sentence for check in trial.checks if not check.ok] == []
 
 
 @pytest.mark.parametrize("kind", LayerKind)

@@ -29,8 +29,13 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(find_spec("vllm") is None, rea
 KINDS = tuple(LayerKind)
 DECODES = (Workload("decode", 6, 3072, 1, "spread"), Workload("decode", 40, 2560, 2, "all"))
 PROMPTS = (Workload("prefill", 1, 2304, 2304, "all"), Workload.of_requests("3q1s600_2q200s900_q300", "all"))
-DEVIATIONS = {"latent_insert": "scale byte"}
-"""Stages whose bytes are known to differ, and what the check says of them (docs/vllm.md)."""
+TIES = 1 / 16
+"""Share of values that rounding to bf16 puts half-way between two e4m3 values, which have four bits fewer."""
+OTHER_BYTES = {"indexer_key_insert": TIES}
+"""Share of bytes that may differ: vLLM quantises V3.2's index keys without rounding them to bf16 first. Elsewhere only
+values next to a rounding boundary do."""
+OTHER_SCALES = ("latent_insert",)
+"""Stages that scale by amax / 448 as it is, and so write other bytes altogether; the reference check takes both."""
 
 
 def shape_of(kind: LayerKind) -> ModelShape:
@@ -68,11 +73,8 @@ def run_checked(kind: LayerKind, workload: Workload, provider: Provider) -> dict
 
 
 def require_right(checks: dict[str, StageCheck]) -> None:
-    wrong = {name: check.sentence for name, check in checks.items() if not check.ok}
-    for name, words in DEVIATIONS.items():
-        if name in wrong:
-            assert words in wrong.pop(name)
-    assert not wrong, "\n".join(wrong.values())
+    wrong = [check.sentence for check in checks.values() if not check.ok]
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -120,7 +122,7 @@ def test_mixing_vllm_into_a_layer_stage_by_stage_gives_the_same_output(kind: Lay
     workload = DECODES[0]
     values = layer_of(kind, workload).draw(workload, seed=5)
     before = snapshot(values)
-    vllm = load_provider("vllm")
+    vllm, eager = load_provider("vllm"), load_provider("eager")
     able = [stage.name for stage in stages_of(vllm, kind, "decode")]
     for other in others():
         expected: dict[str, Any] | None = None
@@ -128,7 +130,11 @@ def test_mixing_vllm_into_a_layer_stage_by_stage_gives_the_same_output(kind: Lay
             mixed = dict(values)
             for name, bytes_before in before.items():
                 raw(values[name]).copy_(bytes_before)
-            providers = {stage.name: vllm if stage.name in chosen else other for stage in STAGES[kind]}
+            own = set(implemented_stages(other))
+            providers = {
+                stage.name: vllm if stage.name in chosen else other if stage.name in own else eager
+                for stage in STAGES[kind]
+            }
             run_layer(STAGES[kind], providers, mixed)
             expected = expected or mixed
             y, right = mixed["y"].flatten(0, -2), expected["y"].flatten(0, -2)
@@ -140,18 +146,22 @@ def test_mixing_vllm_into_a_layer_stage_by_stage_gives_the_same_output(kind: Lay
 def test_vllm_writes_the_bytes_that_we_write(kind: LayerKind) -> None:
     workload = DECODES[1]
     values = layer_of(kind, workload).draw(workload, seed=7)
-    before, vllm, eager = snapshot(values), load_provider("vllm"), load_provider("eager")
+    vllm, eager = load_provider("vllm"), load_provider("eager")
+    able = stages_of(vllm, kind, "decode")
     for stage in STAGES[kind]:
+        # taken anew: in a slab, pages of one cache lie between those of another
+        before = raw(values[stage.updates[0]]).clone() if stage.updates else None
         run_stage(stage, eager, values)
-        if stage in stages_of(vllm, kind, "decode") and stage.updates and stage.name not in DEVIATIONS:
-            cache = raw(values[stage.updates[0]])
-            ours = cache.clone()
-            cache.copy_(before[stage.updates[0]])
-            run_stage(stage, vllm, values)
-            written = int((ours != before[stage.updates[0]]).sum())
-            assert written
-            # values next to a rounding boundary may fall on either side
-            assert int((cache != ours).sum()) <= 0.01 * written, stage.name
+        if before is None or stage not in able or stage.name in OTHER_SCALES:
+            continue
+        cache = raw(values[stage.updates[0]])
+        ours = cache.clone()
+        cache.copy_(before)
+        run_stage(stage, vllm, values)
+        written, differing = int((ours != before).sum()), int((cache != ours).sum())
+        assert written
+        share = OTHER_BYTES.get(stage.name, 0.01)
+        assert differing <= share * written, f"{stage.name}: {differing} of {written} bytes"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -224,6 +224,7 @@ def flash_mla_with_kvcache(
             "compressed_lens": extra_topk_length,
         }
     o, lse = reference.sparse_attention(q=q[:, 0], **window, **extra, sink=attn_sink, softmax_scale=softmax_scale)
+    lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # FlashMLA's mark of a token that sees nothing
     if out is None:
         return o.unsqueeze(1), lse.unsqueeze(-1)
     out[:, 0] = o
@@ -263,6 +264,7 @@ def combine_topk_swa_indices(
 
 def flash_mla_sparse_fwd(q, kv, indices, sm_scale, d_v=512, attn_sink=None, topk_length=None, out=None):
     assert indices.shape[2] % 128 == 0
+    assert len(q), "the kernel builds a TMA descriptor over the queries, which may not be empty"
     rows, listed = kv[:, 0].float(), indices[:, 0].long()
     seen = (torch.arange(listed.shape[1]) < topk_length[:, None]) & (listed >= 0)
     keys = torch.where(seen[..., None], rows[listed.clamp_min(0)], 0.0)  # the workspace is not initialised
