@@ -64,14 +64,16 @@ def verify(
     where = find_device(device).torch_name
     tried = load_provider(provider)
     if replay is not None:
-        outcomes = [replay_file(replay, tried, device=None if device == "auto" else where)]
+        outcomes, finished = [replay_file(replay, tried, device=None if device == "auto" else where)], True
     else:
         require_writable(save)
         kinds = layer or list(LayerKind)
         plan = _plan(tried, select_rows(only or []), kinds, cache or [], where, quick, seed)
-        outcomes = _run(tried, plan, allowed)
-    _print(outcomes, _against_fp32(tried, outcomes, quick) if replay is None else {}, format)
-    _conclude(outcomes, save if replay is None else None, provider)
+        outcomes, finished = _run(tried, plan, allowed)
+    if not finished and not outcomes:
+        raise KeyboardInterrupt
+    _print(outcomes, _against_fp32(tried, outcomes, quick) if replay is None and finished else {}, format)
+    _conclude(outcomes, save if replay is None else None, provider, finished=finished)
 
 
 def _deviations(names: Sequence[str]) -> frozenset[str]:
@@ -129,18 +131,22 @@ def _supported(provider: Provider, label: str, kinds: Sequence[LayerKind], devic
     return any(need.stages and provider.supports(need).ok for need in needs)
 
 
-def _run(provider: Provider, plan: "list[tuple[Row, Setting]]", allow: frozenset[str]) -> "list[Outcome]":
+def _run(provider: Provider, plan: "list[tuple[Row, Setting]]", allow: frozenset[str]) -> "tuple[list[Outcome], bool]":
+    """What was tried, and whether that is all of the plan: Ctrl-C ends it early and loses nothing."""
     from dsv4bench.verify.suite import run_row
 
-    outcomes = []
+    outcomes: list[Outcome] = []
     for row, setting in plan:
-        outcome = run_row(provider, row, setting, allow=allow)
+        try:
+            outcome = run_row(provider, row, setting, allow=allow)
+        except KeyboardInterrupt:
+            return outcomes, False
         outcomes.append(outcome)
         if sys.stderr.isatty():
             typer.echo(
                 f"{row.number:>3} {row.name} {setting.kind}: {outcome.status} ({outcome.seconds:.1f} s)", err=True
             )
-    return outcomes
+    return outcomes, True
 
 
 def _against_fp32(provider: Provider, outcomes: "list[Outcome]", quick: bool) -> dict[tuple[str, str], Any]:
@@ -183,10 +189,11 @@ def _print(outcomes: "list[Outcome]", against_fp32: dict[tuple[str, str], Any], 
             print_records(accuracy, format, SHOWN)
 
 
-def _conclude(outcomes: "list[Outcome]", save: Path | None, provider: str) -> None:
+def _conclude(outcomes: "list[Outcome]", save: Path | None, provider: str, *, finished: bool) -> None:
     """Say how it ended on stderr; save the inputs of failures.
 
     Raises:
+        KeyboardInterrupt: it did not finish.
         MeasurementError: something failed, or nothing could be tried.
     """
     from dsv4bench.verify.replay import save_failure
@@ -199,6 +206,9 @@ def _conclude(outcomes: "list[Outcome]", save: Path | None, provider: str) -> No
         for path in [save_failure(outcome, folder) for outcome in failed]:
             typer.echo(f"saved: dsv4bench verify --provider {provider} --replay {path}", err=True)
     text = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    if not finished:
+        typer.echo(f"{provider} so far: {text}", err=True)
+        raise KeyboardInterrupt
     if failed:
         raise MeasurementError(f"{provider} is not conformant: {text}")
     if not counts[Status.PASS] + counts[Status.DEVIATION]:

@@ -32,13 +32,13 @@ class Right(Faulty):
 """
 
 
-def output(*words: str) -> str:
+def output(*words: str, code: int = 0) -> str:
     app = typer.Typer()
     app.command()(verify)
     result = CliRunner().invoke(app, [*words, "--device", "cpu", "--quick"])
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == code, result.output
     return result.stdout
 
 
@@ -53,6 +53,24 @@ def test_the_table_says_case_stages_status_error_and_where():
     lines = output("--only", "empty-rows", "--layer", "swa").splitlines()
     assert lines[0].split() == ["row", "case", "layer", "cache", "stages", "status", "worst", "error", "where"]
     assert lines[1].split()[:6] == ["7", "empty-rows", "swa", "fp8+fp8", "sparse_attention", "pass"]
+
+
+def test_an_interrupted_check_shows_what_it_tried(provider, monkeypatch):
+    from dsv4bench.verify import suite
+
+    tried, run_row = [], suite.run_row
+
+    def interrupt_the_second(*arguments, **options):
+        if tried:
+            raise KeyboardInterrupt
+        tried.append(run_row(*arguments, **options))
+        return tried[0]
+
+    monkeypatch.setattr(suite, "run_row", interrupt_the_second)
+    words = ("--only", "short-contexts", "--only", "tile-edges", "--provider", f"{provider}:Right")
+    lines = output(*words, code=130).splitlines()
+    assert "short-contexts" in lines[1]
+    assert not any("tile-edges" in line for line in lines)
 
 
 def test_accuracy_is_in_the_output_as_numbers():
