@@ -39,7 +39,7 @@ from dsv4bench.providers.vllm.step import Split, once, split_step
 from dsv4bench.scenario.case import CachePrecision
 from dsv4bench.scenario.workload import Workload
 from dsv4bench.stack.layer import prepare, run_stage
-from dsv4bench.verify.rows import attending
+from dsv4bench.verify.rows import attending, numerics
 from dsv4bench.verify.sequences import small_shape
 from dsv4bench.verify.stage_check import check_stage
 from dsv4bench.verify.trial import Setting, Trial
@@ -385,6 +385,12 @@ def test_a_token_that_sees_nothing_gets_an_lse_of_minus_infinity(kind: LayerKind
     attending.empty_rows(trial)
     assert trial.checks
     assert all(check.ok for check in trial.checks)
+
+
+def test_latents_with_scales_as_they_are_pass_where_scales_are_easy_to_get_wrong() -> None:
+    trial = Trial(provider(), Setting(LayerKind.DSA))
+    numerics.exact_scales(trial)
+    assert [check.sentence for check in trial.checks if not check.ok] == []
 
 
 @pytest.mark.parametrize("kind", [LayerKind.SWA, LayerKind.C4A, LayerKind.C128A])

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from dsv4_kernels import reference
 from dsv4_kernels.cache import PagedCache
-from dsv4_kernels.codec import read_entries
+from dsv4_kernels.codec import read_entries, record_view
 from dsv4_kernels.formats import FORMATS
 
 OPS = "vllm.models.deepseek_v4.common.ops"
@@ -307,10 +307,19 @@ def concat_mla_q(ql_nope, q_pe, q_out):
 def concat_and_cache_mla(kv_c, k_pe, kv_cache, slot_mapping, kv_cache_dtype, scale):
     assert kv_cache_dtype == "fp8_ds_mla"
     still = torch.tensor([[1.0] * 32 + [0.0] * 32])  # k_pe comes rotated
+    cache = paged(kv_cache)
     reference.latent_insert(
         kv=kv_c, qkv_latent=k_pe, positions=torch.zeros(len(kv_c), dtype=torch.int64), cos_sin=still,
-        cache=paged(kv_cache), slots=slot_mapping,
+        cache=cache, slots=slot_mapping,
     )  # fmt: skip
+    latents = kv_c.float().unflatten(1, (4, 128))
+    scales = (latents.abs().amax(-1, keepdim=True) / 448).clamp_min(torch.finfo(torch.float32).tiny)
+    codes = (latents / scales).clamp(-448, 448).to(torch.float8_e4m3fn)
+    records = record_view(cache)
+    for row, slot in enumerate(slot_mapping.clamp_min(0).tolist()):
+        record = records[slot // cache.entries, slot % cache.entries]
+        record[:512] = codes[row].flatten().view(torch.uint8)
+        record[512:528] = scales[row].flatten().view(torch.uint8)
 
 
 def fused_norm_rope(
