@@ -1,8 +1,8 @@
 """Sparse attention over two paged caches in one pass: any head count, fp8 and bf16 entries, V4 and V3.2 formats.
 
 A token's entries (window, then compressed) form tiles; a program takes one token, a block of heads and a share of the
-tiles. With more than one share the outputs are partial and a second kernel joins them. On Hopper, main
-fp8 entries go to the Gluon form of the same kernel; everything else, the interpreter included, to the one here.
+tiles. With more than one share the outputs are partial and a second kernel joins them. On Hopper,
+fp8 entries go to Gluon kernels, one for each format; everything else, the interpreter included, to the one here.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _LN2 = tl.constexpr(0.6931471805599453)
 _MAX_SPLITS = 128
 
 # Microseconds on an NVIDIA H200, 2026-11-29: see kernels/NOTES.md
-_TILE_COST = {"gluon": 2.7, "plain": 8.0}
+_TILE_COST = {"gluon": 2.7, "latent": 3.1, "plain": 8.0}
 _JOIN_COST = 0.5
 _JOIN_ROUND_COST = 1.0
 _PARTIAL_BYTES_PER_US = {"cached": 6.0e6, "uncached": 2.7e6}
@@ -285,15 +285,17 @@ def sparse_attention(
     if tokens == 0:
         return out, lse
     unit = 0 if form == "plain" else _gluon_unit(q, first, second)
-    if form == "gluon" and not unit:
-        raise ValueError("the Gluon attention kernel needs Hopper and aligned main-fp8 entries")
-    gluon = unit > 0
+    latent = form != "plain" and window is None and sink is None and _on_hopper() and aligned_latents(q, second.cache)
+    gluon = unit > 0 or latent
+    kernel = "latent" if latent else "gluon" if gluon else "plain"
+    if form == "gluon" and not gluon:
+        raise ValueError("the Gluon attention kernels need Hopper and aligned main-fp8 or latent-fp8 entries")
     heads_per_program = 64 if gluon else min(64, max(16, triton.next_power_of_2(heads)))
     tile = _SMALL_TILE if triton.knobs.runtime.interpret else _TILE
     tiles = sum(triton.cdiv(source.indices.shape[1], tile) for source in (window, compressed) if source)
     blocks = tokens * triton.cdiv(heads, heads_per_program)
     if splits is None:
-        splits = plan_splits(tokens, heads, tiles, heads_per_program, _gpu(q.device), "gluon" if gluon else "plain")
+        splits = plan_splits(tokens, heads, tiles, heads_per_program, _gpu(q.device), kernel)
     split = splits > 1
     partial = torch.empty((tokens, splits, heads, 512) if split else (1,), dtype=torch.float32, device=q.device)
     partial_lse = torch.empty((tokens, splits, heads) if split else (1,), dtype=torch.float32, device=q.device)
@@ -305,7 +307,15 @@ def sparse_attention(
         "HAS_WINDOW": window is not None, "HAS_COMPRESSED": compressed is not None, "HAS_SINK": sink is not None,
         "SPLIT": split, "W_ENTRIES": first.cache.entries, "C_ENTRIES": second.cache.entries,
     }  # fmt: skip
-    if gluon:
+    if latent:
+        from dsv4_kernels.gluon import latent_attention
+
+        latent_attention.latent_attention_kernel[(blocks * splits,)](
+            q, q.stride(0), q.stride(1), *second.arguments(), softmax_scale, out, lse, partial, partial_lse, heads,
+            splits, SPLIT=split, ENTRIES=second.cache.entries, num_warps=latent_attention.PRODUCER_WARPS,
+            maxnreg=latent_attention.MAX_REGISTERS, **launch_options(blocks * splits),
+        )  # fmt: skip
+    elif gluon:
         from dsv4_kernels.gluon.sparse_attention import MAX_REGISTERS, PRODUCER_WARPS, sparse_attention_kernel
 
         sparse_attention_kernel[(blocks * splits,)](
@@ -347,12 +357,22 @@ class _Source:
         return self.cache.pages, self.cache.pages.stride(0), self.indices, self.indices.stride(0), self.lens
 
 
+def _on_hopper() -> bool:
+    if triton.knobs.runtime.interpret:
+        return False
+    target = triton.runtime.driver.active.get_current_target()
+    return (target.backend, target.arch) == ("cuda", 90)
+
+
 def _gluon_unit(q: torch.Tensor, first: _Source, second: _Source) -> int:
     """Bytes in which the Hopper form counts record offsets, 0 where it does not apply."""
-    if triton.knobs.runtime.interpret:
-        return 0
-    target = triton.runtime.driver.active.get_current_target()
-    return offset_unit(q, first.cache, second.cache) if (target.backend, target.arch) == ("cuda", 90) else 0
+    return offset_unit(q, first.cache, second.cache) if _on_hopper() else 0
+
+
+def aligned_latents(q: torch.Tensor, cache: PagedCache) -> bool:
+    """Whether the Hopper form for latent fp8 entries can read queries and records 16 bytes at a time."""
+    places = (cache.pages.data_ptr(), cache.pages.stride(0), q.data_ptr(), 2 * q.stride(0), 2 * q.stride(1))
+    return cache.format.name == "latent-fp8" and not any(place % 16 for place in places)
 
 
 def offset_unit(q: torch.Tensor, first: PagedCache, second: PagedCache) -> int:
