@@ -34,7 +34,7 @@ def test_the_hopper_kernel_keeps_its_accumulators_in_registers_and_its_tiles_in_
     assert len(rows) == 2, table
     for warps, _, _, spills, shared in (map(int, row) for row in rows):
         assert warps == 12
-        assert spills <= 16
+        assert spills <= 80  # what only an item needs, around the loop over its tiles
         assert shared <= HOPPER_SHARED
 
 
@@ -56,11 +56,8 @@ def test_only_main_fp8_entries_take_the_hopper_form():
     assert offset_unit(meta_queries(), meta_cache(65_536, name="main-bf16"), meta_cache(65_536, name="main-bf16")) == 0
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("heads", [8, 64, 128])
-@pytest.mark.parametrize("splits", [1, 2, 7])
-def test_the_hopper_form_agrees_with_the_plain_one(heads, splits):
+def hopper_step(heads: int, tokens: int = 5) -> dict[str, object]:
+    """A ragged step over both caches: lists that are empty, of one entry, of whole tiles and full, with holes."""
     if torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("needs Hopper")
     caches = []
@@ -68,16 +65,38 @@ def test_the_hopper_form_agrees_with_the_plain_one(heads, splits):
         pages = torch.full((1024 // entries, MAIN.page_bytes(entries)), 255, dtype=torch.uint8, device="cuda")
         caches.append(PagedCache(pages, MAIN, entries))
         random_fill(caches[-1])
-    step = {
-        "q": torch.randn(5, heads, 512, device="cuda").bfloat16(), "window_cache": caches[0],
-        "window_indices": torch.randint(0, 1024, (5, 128), device="cuda").int(),
-        "window_lens": torch.tensor([128, 0, 1, 64, 127], device="cuda").int(), "compressed_cache": caches[1],
-        "compressed_indices": torch.randint(-1, 1024, (5, 500), device="cuda").int(),
-        "compressed_lens": torch.tensor([500, 0, 65, 1, 448], device="cuda").int(),
-        "sink": torch.randn(heads, device="cuda"), "softmax_scale": 512**-0.5,
+    window_lens = torch.randint(0, 129, (tokens,), device="cuda").int()
+    compressed_lens = torch.randint(0, 501, (tokens,), device="cuda").int()
+    window_lens[:5] = torch.tensor([128, 0, 1, 64, 127])
+    compressed_lens[:5] = torch.tensor([500, 0, 65, 1, 448])
+    return {
+        "q": torch.randn(tokens, heads, 512, device="cuda").bfloat16(), "window_cache": caches[0],
+        "window_indices": torch.randint(0, 1024, (tokens, 128), device="cuda").int(), "window_lens": window_lens,
+        "compressed_cache": caches[1],
+        "compressed_indices": torch.randint(-1, 1024, (tokens, 500), device="cuda").int(),
+        "compressed_lens": compressed_lens, "sink": torch.randn(heads, device="cuda"), "softmax_scale": 512**-0.5,
     }  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("heads", [8, 64, 128])
+@pytest.mark.parametrize(("tokens", "splits"), [(5, 1), (5, 2), (5, 7), (150, 1), (150, 3)])
+def test_the_hopper_form_agrees_with_the_plain_one(heads, tokens, splits):
+    """150 tokens are more than one item a program."""
+    step = hopper_step(heads, tokens)
     (ours, lse), (plain, plain_lse) = (
         sparse_attention(**step, splits=splits, form=form) for form in ("gluon", "plain")
     )
     torch.testing.assert_close(ours.float(), plain.float(), rtol=2e-2, atol=2e-3)
     torch.testing.assert_close(lse, plain_lse, rtol=0, atol=2e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("tokens", "splits"), [(5, 7), (150, 1), (150, 3)])
+def test_the_hopper_form_gives_the_same_bits_every_time(tokens, splits):
+    step = hopper_step(128, tokens)
+    first = sparse_attention(**step, splits=splits, form="gluon")
+    for _ in range(50):
+        assert all(map(torch.equal, first, sparse_attention(**step, splits=splits, form="gluon")))

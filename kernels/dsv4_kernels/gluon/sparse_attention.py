@@ -1,19 +1,21 @@
 """Sparse attention over fp8 entries on Hopper: two consumer warpgroups take turns, a third dequantises for them.
 
-One program attends one token with 64 heads over a range of 64-entry tiles. Both consumers accumulate every tile, each
-half of the output columns, which is all that registers hold (64 x 256 in fp32). Scores are made by one of them, in
-turns, so that one's softmax hides behind the other's matrix products; weights and running maxima change hands through
-shared memory. The producer fetches records into registers, dequantises and publishes tiles through a ring of two.
+An item of work is one token with 64 heads over a range of 64-entry tiles; a program takes one item after another. Both
+consumers accumulate every tile, each half of the output columns, which is all that registers hold (64 x 256 in fp32).
+Scores are made by one of them, in turns, so that one's softmax hides behind the other's matrix products; weights and
+running maxima change hands through shared memory. The producer fetches records into registers, dequantises and
+publishes tiles through a ring of two, the next item's while the consumers finish this one's.
 
 Tiles, queries and weights are fp16, not bf16: e4m3 to fp16 is one instruction a pair and the power-of-two scale one
 more, where bf16 takes three times as many. Every e4m3 value times a scale of 2^-15 .. 2^7 is exact in fp16; smaller
 scales lose less than 2^-25 absolute (3e-4 of the smallest block maximum that quantisers store, 1e-4); larger ones,
-which need keys beyond +-57,344, are taken as 2^7, and queries are clamped to +-65,504.
+which need keys beyond +-57,344, are taken as 2^7, and queries are clamped to +-65,280.
 """
 
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -29,14 +31,16 @@ MAX_REGISTERS = 168
 """Registers per thread at launch, for three warpgroups."""
 CONSUMER_REGISTERS = tl.constexpr(192)
 _HALF = tl.constexpr(256)
+_BIASES = tl.constexpr(4)
+"""Tiles whose biases are kept: two being consumed, two ahead."""
 _RECORD = tl.constexpr(576)
 _LARGEST_SCALE = tl.constexpr(127 + 7)
-_LARGEST_FP16 = tl.constexpr(65504.0)
 _LOG2E = tl.constexpr(1.4426950408889634)
 _LN2 = tl.constexpr(0.6931471805599453)
 
 _PACK_BF16 = tl.constexpr("cvt.rn.bf16x2.f32 $0, $2, $1;")
-"""Two fp32, the lower first, to a word of two bf16."""
+_PACK_FP16 = tl.constexpr("cvt.rn.f16x2.f32 $0, $2, $1;")
+"""Two fp32, the lower first, to a word of two: single conversions run at an eighth of the rate of packed ones."""
 
 _S_MMA = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 _O_MMA = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16]))
@@ -50,6 +54,8 @@ _O_WORDS = gl.constexpr(
     )
 )  # fmt: skip
 """Output pairs [64, 128] where the accumulator holds them."""
+_LINES = gl.constexpr(gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0]))
+"""Words [64, 128] of queries and outputs as memory has them: 512 bytes of a row a warp."""
 
 _DEQUANTISE = tl.constexpr("""
 {
@@ -63,6 +69,22 @@ mul.rn.f16x2 $1, high, $3;
 }
 """)
 """Four e4m3 bytes to two words of two fp16 each, times a scale given twice as fp16."""
+_CONVERT_QUERY = tl.constexpr("""
+{
+.reg .b32 clamped, low, high;
+.reg .f32 even, odd;
+mov.b32 low, 0x477f477f;
+mov.b32 high, 0xc77fc77f;
+min.NaN.bf16x2 clamped, $1, low;
+max.NaN.bf16x2 clamped, clamped, high;
+shl.b32 low, clamped, 16;
+and.b32 high, clamped, 0xffff0000;
+mov.b32 even, low;
+mov.b32 odd, high;
+cvt.rn.f16x2.f32 $0, odd, even;
+}
+""")
+"""Two bf16 to two fp16, clamped to +-65,280, the largest bf16 that fp16 holds."""
 _CONVERT_ROPE = tl.constexpr("""
 {
 .reg .b32 low, high;
@@ -78,12 +100,55 @@ cvt.rn.f16x2.f32 $0, odd, even;
 
 
 @gluon.jit
-def _slots(tile, rows, window_tiles, window_indices, window_len, compressed_indices, compressed_len):
-    """Slot numbers of a tile's entries (``rows`` = 0..63 in the wanted layout), -1 where there is none."""
+def _assignment(item, num_heads, num_splits):
+    """Token, first head and split of an item of work."""
+    head_blocks = (num_heads + HEADS - 1) // HEADS
+    block = item // num_splits
+    return (block // head_blocks).to(gl.int64), block % head_blocks * HEADS, item % num_splits
+
+
+@gluon.jit
+def _share(token, split, num_splits, window, compressed, HAS_WINDOW: gl.constexpr, HAS_COMPRESSED: gl.constexpr):
+    """First tile of a split, the one after its last, tiles of the window, and the lengths of both lists."""
+    window_len = 0
+    compressed_len = 0
+    if HAS_WINDOW:
+        window_len = gl.load(window[4] + token)
+    if HAS_COMPRESSED:
+        compressed_len = gl.load(compressed[4] + token)
+    window_tiles = (window_len + TILE - 1) // TILE
+    tiles = window_tiles + (compressed_len + TILE - 1) // TILE
+    return split * tiles // num_splits, (split + 1) * tiles // num_splits, window_tiles, window_len, compressed_len
+
+
+@gluon.jit
+def _column(tile, rows, window_tiles, window_indices, window_len, compressed_indices, compressed_len, end):
+    """Where the slot numbers of a tile's entries stand (``rows`` = 0..63 in the wanted layout), and whether they do."""
     windowed = tile < window_tiles
     column = gl.where(windowed, tile, tile - window_tiles) * TILE + rows
-    inside = column < gl.where(windowed, window_len, compressed_len)
-    return gl.load(gl.where(windowed, window_indices, compressed_indices) + column, mask=inside, other=-1)
+    inside = column < gl.where(tile < end, gl.where(windowed, window_len, compressed_len), 0)
+    return gl.where(windowed, window_indices, compressed_indices) + column, inside
+
+
+@gluon.jit
+def _slots(tile, rows, lists):
+    """Slot numbers of a tile's entries, -1 where there is none."""
+    pointers, inside = _column(tile, rows, *lists)
+    return gl.load(pointers, mask=inside, other=-1)
+
+
+@gluon.jit
+def _begin_slots(tile, rows, lists, ring):
+    """Begin to copy a tile's slot numbers to shared memory."""
+    pointers, inside = _column(tile, rows, *lists)
+    async_copy.async_copy_global_to_shared(ring, pointers, mask=inside)
+
+
+@gluon.jit
+def _copied_slots(tile, rows, lists, ring, LAYOUT: gl.constexpr):
+    """What ``_begin_slots`` copied, -1 where it copied nothing."""
+    _, inside = _column(tile, rows, *lists)
+    return gl.where(inside, ring.load(LAYOUT), -1)
 
 
 @gluon.jit
@@ -96,22 +161,39 @@ def _place(slots, windowed, window_stride, compressed_stride, W_ENTRIES: gl.cons
 
 
 @gluon.jit
-def _locate(tile, slots, lists, caches, records, W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr, UNIT: gl.constexpr):
-    """Write the record offsets of a tile (in UNIT bytes; -1 = none) to shared memory."""
+def _locate(tile, slots, lists, caches, records, bias, W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr,
+            UNIT: gl.constexpr):  # fmt: skip
+    """Write a tile's record offsets (in UNIT bytes; -1 = none) and what absent entries add to scores: -inf."""
     windowed = tile < lists[0]
     page, entry = _place(slots, windowed, caches[1], caches[3], W_ENTRIES, C_ENTRIES)
     records.store(gl.where(slots >= 0, ((page + entry * _RECORD) // UNIT).to(gl.int32), -1))
+    bias.store(gl.where(slots >= 0, 0.0, float("-inf")))
 
 
 @gluon.jit
-def _load_scales(tile, slots, lists, caches, FACTORS: gl.constexpr, W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr):
-    """The scale bytes [64, 8] of a tile."""
+def _scales(tile, slots, lists, caches, FACTORS: gl.constexpr, W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr):
+    """Where the scale bytes [64, 8] of a tile lie, and whether they do."""
     windowed = tile < lists[0]
     page, entry = _place(slots, windowed, caches[1], caches[3], W_ENTRIES, C_ENTRIES)
     scales = page + gl.where(windowed, W_ENTRIES, C_ENTRIES) * _RECORD + entry * 8
     block = gl.arange(0, 8, layout=gl.SliceLayout(0, FACTORS))
     pointers = gl.where(windowed, caches[0], caches[2]) + gl.expand_dims(scales, 1) + gl.expand_dims(block, 0)
-    return gl.load(pointers, mask=gl.expand_dims(slots >= 0, 1), other=127)
+    return pointers, gl.expand_dims(slots >= 0, 1)
+
+
+@gluon.jit
+def _load_scales(tile, slots, lists, caches, FACTORS: gl.constexpr, W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr):
+    """The scale bytes [64, 8] of a tile."""
+    pointers, found = _scales(tile, slots, lists, caches, FACTORS, W_ENTRIES, C_ENTRIES)
+    return gl.load(pointers, mask=found, other=127)
+
+
+@gluon.jit
+def _begin_scales(tile, slots, lists, caches, ring, FACTORS: gl.constexpr, W_ENTRIES: gl.constexpr,
+                  C_ENTRIES: gl.constexpr):  # fmt: skip
+    """Begin to copy a tile's scale bytes to shared memory; what is not copied meets only zeros."""
+    pointers, found = _scales(tile, slots, lists, caches, FACTORS, W_ENTRIES, C_ENTRIES)
+    async_copy.async_copy_global_to_shared(ring, pointers, mask=found)
 
 
 @gluon.jit
@@ -159,9 +241,10 @@ def _store_blocks(words, factors, target, FIRST: gl.constexpr, BLOCKS: gl.conste
 
 
 @gluon.jit
-def _produce(start, end, lists, caches, words, records, factors, full, empty,
-             W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr, UNIT: gl.constexpr):  # fmt: skip
-    """Fetch, dequantise and publish tiles start..end - 1."""
+def _produce(work, window, compressed, words, records, biases, factors, slot_ring, scale_ring, full, empty,
+             HAS_WINDOW: gl.constexpr, HAS_COMPRESSED: gl.constexpr, W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr,
+             UNIT: gl.constexpr, PDL: gl.constexpr):  # fmt: skip
+    """Fetch, dequantise and publish the tiles of every item."""
     FOUR: gl.constexpr = gl.BlockedLayout([1, 1, 4], [8, 1, 4], [1, 4, 1], [2, 1, 0])
     TWO: gl.constexpr = gl.BlockedLayout([1, 1, 4], [8, 1, 4], [2, 2, 1], [2, 1, 0])
     ONE: gl.constexpr = gl.BlockedLayout([1, 1, 4], [8, 1, 4], [4, 1, 1], [2, 1, 0])
@@ -170,57 +253,87 @@ def _produce(start, end, lists, caches, words, records, factors, full, empty,
     FACTORS: gl.constexpr = gl.BlockedLayout([1, 8], [32, 1], [4, 1], [1, 0])
     row = gl.arange(0, TILE, layout=EACH)
     byte_row = gl.arange(0, TILE, layout=gl.SliceLayout(1, FACTORS))
-    # tile start: rows are on their way before anything else is asked for
-    slots = _slots(start, row, *lists)
-    byte_slots = _slots(start, byte_row, *lists)
-    next_slots = _slots(start + 1, row, *lists)
-    next_byte_slots = _slots(start + 1, byte_row, *lists)
-    _locate(start, slots, lists, caches, records.index(0), W_ENTRIES, C_ENTRIES, UNIT)
-    base = gl.where(start < lists[0], caches[0], caches[2])
-    four = _load_blocks(base, records.index(0), 0, 4, FOUR, UNIT)
-    two = _load_blocks(base, records.index(0), 4, 2, TWO, UNIT)
-    one = _load_blocks(base, records.index(0), 6, 1, ONE, UNIT)
-    rope = _load_rope(base, records.index(0), ROPE, UNIT)
-    scales = _load_scales(start, byte_slots, lists, caches, FACTORS, W_ENTRIES, C_ENTRIES)
-    next_scales = _load_scales(start + 1, next_byte_slots, lists, caches, FACTORS, W_ENTRIES, C_ENTRIES)
-    slots = _slots(start + 2, row, *lists)
-    byte_slots = _slots(start + 2, byte_row, *lists)
-    _locate(start + 1, next_slots, lists, caches, records.index(1), W_ENTRIES, C_ENTRIES, UNIT)
-    _store_factors(scales, factors.index(0))
-    _store_factors(next_scales, factors.index(1))
-    scales = _load_scales(start + 2, byte_slots, lists, caches, FACTORS, W_ENTRIES, C_ENTRIES)
-    byte_slots = _slots(start + 3, byte_row, *lists)
-    for tile in range(start, end):
-        stage = (tile - start) % 2
-        scaled = factors.index(stage)
-        following = records.index(1 - stage)
-        target = words.index(stage)
-        base = gl.where(tile + 1 < lists[0], caches[0], caches[2])
-        mbarrier.wait(empty.index(stage), ((tile - start) // 2 & 1) ^ 1)
-        # as soon as a part of a tile is stored, the same part of the next one is fetched into its registers
-        _store_blocks(four, scaled, target.slice(0, 128, dim=1), 0, 4, FOUR)
-        four = _load_blocks(base, following, 0, 4, FOUR, UNIT)
-        _store_blocks(two, scaled, target.slice(128, 64, dim=1), 4, 2, TWO)
-        _store_blocks(one, scaled, target.slice(192, 32, dim=1), 6, 1, ONE)
-        rope = gl.inline_asm_elementwise(_CONVERT_ROPE, "=r,r", [rope], dtype=gl.int32, is_pure=True, pack=1)
-        target.slice(224, 32, dim=1).store(rope)
-        fence_async_shared()
-        mbarrier.arrive(full.index(stage), count=1)
-        two = _load_blocks(base, following, 4, 2, TWO, UNIT)
-        one = _load_blocks(base, following, 6, 1, ONE, UNIT)
-        rope = _load_rope(base, following, ROPE, UNIT)
-        # two tiles ahead: where its records lie and what they are scaled by; three ahead: its scales
-        _locate(tile + 2, slots, lists, caches, records.index(stage), W_ENTRIES, C_ENTRIES, UNIT)
-        _store_factors(scales, factors.index(stage))
-        slots = _slots(tile + 3, row, *lists)
-        scales = _load_scales(tile + 3, byte_slots, lists, caches, FACTORS, W_ENTRIES, C_ENTRIES)
-        byte_slots = _slots(tile + 4, byte_row, *lists)
+    caches = (window[0], window[1], compressed[0], compressed[1])
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    num_items, num_heads, num_splits = work
+    used_0 = 0
+    used_1 = 0
+    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+        token, _, split = _assignment(item, num_heads, num_splits)
+        start, end, window_tiles, window_len, compressed_len = _share(
+            token, split, num_splits, window, compressed, HAS_WINDOW, HAS_COMPRESSED
+        )
+        lists = (window_tiles, window[2] + token * window[3], window_len,
+                 compressed[2] + token * compressed[3], compressed_len, end)  # fmt: skip
+        # tile start: rows are on their way before anything else is asked for
+        slots = _slots(start, row, lists)
+        byte_slots = _slots(start, byte_row, lists)
+        next_slots = _slots(start + 1, row, lists)
+        next_byte_slots = _slots(start + 1, byte_row, lists)
+        count = used_0 + used_1
+        _locate(start, slots, lists, caches, records.index(0), biases.index(count % _BIASES),
+                W_ENTRIES, C_ENTRIES, UNIT)  # fmt: skip
+        base = gl.where(start < lists[0], caches[0], caches[2])
+        four = _load_blocks(base, records.index(0), 0, 4, FOUR, UNIT)
+        two = _load_blocks(base, records.index(0), 4, 2, TWO, UNIT)
+        one = _load_blocks(base, records.index(0), 6, 1, ONE, UNIT)
+        rope = _load_rope(base, records.index(0), ROPE, UNIT)
+        scales = _load_scales(start, byte_slots, lists, caches, FACTORS, W_ENTRIES, C_ENTRIES)
+        next_scales = _load_scales(start + 1, next_byte_slots, lists, caches, FACTORS, W_ENTRIES, C_ENTRIES)
+        byte_slots = _slots(start + 2, byte_row, lists)
+        _begin_slots(start + 2, row, lists, slot_ring.index(2))
+        _begin_slots(start + 3, row, lists, slot_ring.index(3))
+        _locate(start + 1, next_slots, lists, caches, records.index(1), biases.index((count + 1) % _BIASES),
+                W_ENTRIES, C_ENTRIES, UNIT)  # fmt: skip
+        _store_factors(scales, factors.index(0))
+        _store_factors(next_scales, factors.index(1))
+        _begin_scales(start + 2, byte_slots, lists, caches, scale_ring.index(0), FACTORS, W_ENTRIES, C_ENTRIES)
+        async_copy.commit_group()
+        for tile in range(start, end):
+            stage = (tile - start) % 2
+            use = gl.where(stage == 0, used_0, used_1) + (tile - start) // 2
+            scaled = factors.index(stage)
+            following = records.index(1 - stage)
+            target = words.index(stage)
+            base = gl.where(tile + 1 < lists[0], caches[0], caches[2])
+            mbarrier.wait(empty.index(stage), (use & 1) ^ 1)
+            # as soon as a part of a tile is stored, the same part of the next one is fetched into its registers
+            _store_blocks(four, scaled, target.slice(0, 128, dim=1), 0, 4, FOUR)
+            four = _load_blocks(base, following, 0, 4, FOUR, UNIT)
+            _store_blocks(two, scaled, target.slice(128, 64, dim=1), 4, 2, TWO)
+            _store_blocks(one, scaled, target.slice(192, 32, dim=1), 6, 1, ONE)
+            rope = gl.inline_asm_elementwise(_CONVERT_ROPE, "=r,r", [rope], dtype=gl.int32, is_pure=True, pack=1)
+            target.slice(224, 32, dim=1).store(rope)
+            fence_async_shared()
+            mbarrier.arrive(full.index(stage), count=1)
+            two = _load_blocks(base, following, 4, 2, TWO, UNIT)
+            one = _load_blocks(base, following, 6, 1, ONE, UNIT)
+            rope = _load_rope(base, following, ROPE, UNIT)
+            # two tiles ahead: where records lie and what they are scaled by; three ahead: scales; four: slots. Copies,
+            # not loads: the few scoreboards of a warp would make the rows' addresses wait for them
+            i = tile - start
+            async_copy.wait_group(0)
+            slots = _copied_slots(tile + 2, row, lists, slot_ring.index((i + 2) % 4), EACH)
+            byte_slots = _copied_slots(tile + 3, byte_row, lists, slot_ring.index((i + 3) % 4),
+                                       gl.SliceLayout(1, FACTORS))  # fmt: skip
+            scales = scale_ring.index(stage).load(FACTORS)
+            _begin_scales(tile + 3, byte_slots, lists, caches, scale_ring.index(1 - stage), FACTORS, W_ENTRIES,
+                          C_ENTRIES)  # fmt: skip
+            _begin_slots(tile + 4, row, lists, slot_ring.index(i % 4))
+            async_copy.commit_group()
+            _locate(tile + 2, slots, lists, caches, records.index(stage), biases.index((count + i + 2) % _BIASES),
+                    W_ENTRIES, C_ENTRIES, UNIT)  # fmt: skip
+            _store_factors(scales, factors.index(stage))
+        used_0 += (end - start + 1) // 2
+        used_1 += (end - start) // 2
 
 
 @gluon.jit
-def _weigh(scores, seen, scale, top):
+def _weigh(scores, bias, scale, top):
     """Softmax weights of a tile relative to the new running maximum, that maximum, and what the old one shrinks to."""
-    scores = gl.where(gl.expand_dims(seen, 0), scores * scale, float("-inf"))
+    scores = scores * scale + gl.expand_dims(bias.load(gl.SliceLayout(0, _S_MMA)), 0)
     new_top = gl.maximum(top, gl.max(scores, axis=1))
     shift = gl.where(new_top == float("-inf"), 0.0, new_top)
     return gl.exp2(scores - gl.expand_dims(shift, 1)), new_top, gl.exp2(top - shift)
@@ -239,20 +352,25 @@ def _shrink(acc, keep):
 
 
 @gluon.jit
-def _store_queries(q, q_head_stride, place, queries, queried, OWNER: gl.constexpr):
-    """Convert this consumer's half of the query columns to fp16 in shared memory and wait for the other half."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])
-    head = place[1]
-    num_heads = place[3]
-    row = gl.arange(0, HEADS, layout=gl.SliceLayout(1, LAYOUT))
-    column = OWNER * _HALF + gl.arange(0, _HALF, layout=gl.SliceLayout(0, LAYOUT))
-    pointers = q + gl.expand_dims(row * q_head_stride, 1) + gl.expand_dims(column, 0)
-    x = gl.load(pointers, mask=gl.expand_dims(head + row < num_heads, 1), other=0.0).to(gl.float32)
-    x = gl.minimum(gl.maximum(x, -_LARGEST_FP16), _LARGEST_FP16).to(gl.float16)
-    queries.index(0).slice(OWNER * _HALF, _HALF, dim=1).store(x)
+def _load_queries(item, work, q, OWNER: gl.constexpr):
+    """This consumer's half of an item's query columns, as words [64, 128] of two bf16; zeros beyond the last item."""
+    num_items, num_heads, num_splits = work
+    token, head, _ = _assignment(item, num_heads, num_splits)
+    row = head + gl.arange(0, HEADS, layout=gl.SliceLayout(1, _LINES))
+    column = OWNER * (_HALF // 2) + gl.arange(0, _HALF // 2, layout=gl.SliceLayout(0, _LINES))
+    start = (q[0] + token * q[1]).to(gl.pointer_type(gl.int32))
+    pointers = start + gl.expand_dims(row * (q[2] // 2), 1) + gl.expand_dims(column, 0)
+    return gl.load(pointers, mask=gl.expand_dims((row < num_heads) & (item < num_items), 1), other=0)
+
+
+@gluon.jit
+def _store_queries(x, query_words, queried, turn, OWNER: gl.constexpr):
+    """Put this consumer's half of the query columns into shared memory as fp16 and wait for the other half."""
+    x = gl.inline_asm_elementwise(_CONVERT_QUERY, "=r,r", [x], dtype=gl.int32, is_pure=True, pack=1)
+    query_words.index(0).slice(OWNER * (_HALF // 2), _HALF // 2, dim=1).store(x)
     fence_async_shared()
     mbarrier.arrive(queried, count=1)
-    mbarrier.wait(queried, 0)
+    mbarrier.wait(queried, turn)
 
 
 @gluon.jit
@@ -273,209 +391,236 @@ def _score(queries, current):
 
 
 @gluon.jit
-def _store_bf16(values, target, head, num_heads, OWNER: gl.constexpr):
-    """Store [64, 256] as words of two bf16: single conversions run at an eighth of the rate of packed ones."""
+def _pack(values, PACK: gl.constexpr):
+    """[64, 256] to words [64, 128] of two, where they lie."""
     even, odd = gl.split(gl.reshape(values, [HEADS, _HALF // 2, 2]))
-    words = gl.inline_asm_elementwise(_PACK_BF16, "=r,r,r", [even, odd], dtype=gl.int32, is_pure=True, pack=1)
-    words = gl.convert_layout(words, _O_WORDS, assert_trivial=True)
-    heads = head + gl.arange(0, HEADS, layout=gl.SliceLayout(1, _O_WORDS))
-    columns = OWNER * (_HALF // 2) + gl.arange(0, _HALF // 2, layout=gl.SliceLayout(0, _O_WORDS))
-    offsets = gl.expand_dims(heads * 256, 1) + gl.expand_dims(columns, 0)
-    mine = gl.expand_dims(heads < num_heads, 1)
-    gl.store(target.to(gl.pointer_type(gl.int32)) + offsets, words, mask=mine)
+    words = gl.inline_asm_elementwise(PACK, "=r,r,r", [even, odd], dtype=gl.int32, is_pure=True, pack=1)
+    return gl.convert_layout(words, _O_WORDS, assert_trivial=True)
 
 
 @gluon.jit
-def _finish(acc, top, total, tops, totals, done, place, sink, outputs, OWNER: gl.constexpr,
+def _finish(acc, top, total, logit, turn, item, work, q, outputs, query_words, totals, done, OWNER: gl.constexpr,
             HAS_SINK: gl.constexpr, SPLIT: gl.constexpr):  # fmt: skip
-    """Join the consumers' totals, normalise this one's columns and store them."""
+    """Join the consumers' totals, normalise this one's columns and store them; return the next item's queries."""
     out, lse, partial, partial_lse = outputs
-    token, head, split, num_heads, num_splits = place
+    _, num_heads, num_splits = work
+    token, head, split = _assignment(item, num_heads, num_splits)
     totals.index(OWNER).store(total)
     mbarrier.arrive(done.index(OWNER), count=1)
-    mbarrier.wait(done.index(1 - OWNER), 0)
+    mbarrier.wait(done.index(1 - OWNER), turn)
     total += totals.index(1 - OWNER).load(_S_ROWS)
     heads = head + gl.arange(0, HEADS, layout=_S_ROWS)
     mine = heads < num_heads
     seen_any = total > 0
     natural = gl.where(seen_any, (top + gl.log2(gl.where(seen_any, total, 1.0))) * _LN2, float("-inf"))
     norm = gl.where(seen_any, 1.0 / gl.where(seen_any, total, 1.0), 0.0)
-    columns = OWNER * _HALF + gl.arange(0, _HALF, layout=gl.SliceLayout(0, _O_MMA))
-    o_heads = head + gl.arange(0, HEADS, layout=_O_ROWS)
-    offsets = gl.expand_dims(o_heads * 512, 1) + gl.expand_dims(columns, 0)
-    o_mine = gl.expand_dims(o_heads < num_heads, 1)
     if SPLIT:
-        row = (token.to(gl.int64) * num_splits + split) * num_heads
+        row = (token * num_splits + split) * num_heads
         if OWNER == 0:
             gl.store(partial_lse + row + heads, natural, mask=mine)
-        gl.store(partial + row * 512 + offsets, _shrink(acc, norm), mask=o_mine)
+        words = _pack(_shrink(acc, norm), _PACK_FP16)
+        target = partial
     else:
-        row = token.to(gl.int64) * num_heads
-        if HAS_SINK:
-            logit = gl.load(sink + heads, mask=mine, other=0.0)
-            norm = norm / (1.0 + gl.exp2((logit - gl.where(seen_any, natural, 0.0)) * _LOG2E))
+        row = token * num_heads
         if OWNER == 0:
             gl.store(lse + row + heads, natural, mask=mine)
-        _store_bf16(_shrink(acc, norm), out + row * 512, head, num_heads, OWNER)
+        if HAS_SINK:
+            norm = norm / (1.0 + gl.exp2((logit - gl.where(seen_any, natural, 0.0)) * _LOG2E))
+        words = _pack(_shrink(acc, norm), _PACK_BF16)
+        target = out
+    # through the queries' memory, which nobody reads any more, so that whole lines leave the program
+    lines = query_words.index(0).slice(OWNER * (_HALF // 2), _HALF // 2, dim=1)
+    lines.store(words)
+    queries = _load_queries(item + gl.num_programs(0), work, q, OWNER)
+    heads = head + gl.arange(0, HEADS, layout=gl.SliceLayout(1, _LINES))
+    columns = OWNER * (_HALF // 2) + gl.arange(0, _HALF // 2, layout=gl.SliceLayout(0, _LINES))
+    pointers = target.to(gl.pointer_type(gl.int32)) + row * 256 + gl.expand_dims(heads * 256, 1)
+    gl.store(pointers + gl.expand_dims(columns, 0), lines.load(_LINES), mask=gl.expand_dims(heads < num_heads, 1))
+    return queries
+
+
+@gluon.jit
+def _sink_logits(sink, head, num_heads, HAS_SINK: gl.constexpr):
+    """The heads' sinks, asked for long before they are needed."""
+    heads = head + gl.arange(0, HEADS, layout=_S_ROWS)
+    logit = gl.full([HEADS], 0.0, gl.float32, _S_ROWS)
+    if HAS_SINK:
+        logit = gl.load(sink + heads, mask=heads < num_heads, other=0.0)
+    return logit
 
 
 @gluon.jit
 def _consume_even(
-    start, end, zero, lists, scale, q, q_head_stride, queries, keys, weights, tops, totals, queried, full, empty, ready,
-    done, place, sink, outputs, HAS_SINK: gl.constexpr, SPLIT: gl.constexpr,
+    work, window, compressed, zero, scale, q, sink, outputs, memory, barriers,
+    HAS_WINDOW: gl.constexpr, HAS_COMPRESSED: gl.constexpr, HAS_SINK: gl.constexpr, SPLIT: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """Score the even tiles; accumulate output columns 0..255 of all."""
-    column = gl.arange(0, TILE, layout=gl.SliceLayout(0, _S_MMA))
-    acc = gl.zeros([HEADS, _HALF], gl.float32, _O_MMA)
-    top = gl.full([HEADS], float("-inf"), gl.float32, _S_ROWS)
-    total = gl.zeros([HEADS], gl.float32, _S_ROWS)
-    _store_queries(q, q_head_stride, place, queries, queried, 0)
-    pairs = (end - start) // 2
-    for pair in range(pairs):
-        phase = pair & 1
-        query, even, odd = _buffers(queries, keys, pair & zero)
-        seen = _slots(start + 2 * pair, column, *lists) >= 0
-        mbarrier.wait(full.index(0), phase)
-        scores = warpgroup_mma_wait(0, deps=[_score(query, even)])
-        p, top, keep = _weigh(scores, seen, scale, top)
-        weights.index(0).store(p.to(gl.float16))
-        tops.index(0).store(top)
-        fence_async_shared()
-        mbarrier.arrive(ready.index(0), count=1)
-        acc = _shrink(acc, keep)
-        acc = warpgroup_mma(weights.index(0), even.slice(0, _HALF, dim=1), acc, is_async=True)
-        total = total * keep + gl.sum(p, axis=1)
-        mbarrier.wait(ready.index(1), phase)
-        top, keep = _adopt(tops.index(1), top)
-        total = total * keep
-        acc = warpgroup_mma_wait(0, deps=[acc])
-        mbarrier.arrive(empty.index(0), count=1)
-        acc = _shrink(acc, keep)
-        mbarrier.wait(full.index(1), phase)
-        acc = warpgroup_mma(weights.index(1), odd.slice(0, _HALF, dim=1), acc, is_async=True)
-        acc = warpgroup_mma_wait(0, deps=[acc])
-        mbarrier.arrive(empty.index(1), count=1)
-    if (end - start) % 2 == 1:
-        query, even, odd = _buffers(queries, keys, pairs & zero)
-        seen = _slots(end - 1, column, *lists) >= 0
-        mbarrier.wait(full.index(0), pairs & 1)
-        scores = warpgroup_mma_wait(0, deps=[_score(query, even)])
-        p, top, keep = _weigh(scores, seen, scale, top)
-        weights.index(0).store(p.to(gl.float16))
-        tops.index(0).store(top)
-        fence_async_shared()
-        mbarrier.arrive(ready.index(0), count=1)
-        acc = _shrink(acc, keep)
-        acc = warpgroup_mma(weights.index(0), even.slice(0, _HALF, dim=1), acc, is_async=True)
-        total = total * keep + gl.sum(p, axis=1)
-        acc = warpgroup_mma_wait(0, deps=[acc])
-    _finish(acc, top, total, tops, totals, done, place, sink, outputs, 0, HAS_SINK, SPLIT)
+    if PDL:
+        gdc_wait()
+    queries, query_words, keys, weights, biases, tops, totals = memory
+    queried, full, empty, ready, done = barriers
+    num_items, num_heads, num_splits = work
+    used_0 = 0
+    used_1 = 0
+    turn = 0
+    halves = _load_queries(gl.program_id(0), work, q, 0)
+    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+        token, head, split = _assignment(item, num_heads, num_splits)
+        share = _share(token, split, num_splits, window, compressed, HAS_WINDOW, HAS_COMPRESSED)
+        tiles = share[1] - share[0]
+        logit = _sink_logits(sink, head, num_heads, HAS_SINK and not SPLIT)
+        _store_queries(halves, query_words, queried, turn, 0)
+        acc = gl.zeros([HEADS, _HALF], gl.float32, _O_MMA)
+        top = gl.full([HEADS], float("-inf"), gl.float32, _S_ROWS)
+        total = gl.zeros([HEADS], gl.float32, _S_ROWS)
+        pairs = tiles // 2
+        for pair in range(pairs):
+            even_phase = (used_0 + pair) & 1
+            odd_phase = (used_1 + pair) & 1
+            query, even, odd = _buffers(queries, keys, pair & zero)
+            mbarrier.wait(full.index(0), even_phase)
+            scores = warpgroup_mma_wait(0, deps=[_score(query, even)])
+            p, top, keep = _weigh(scores, biases.index((used_0 + used_1 + 2 * pair) % _BIASES), scale, top)
+            weights.index(0).store(p.to(gl.float16))
+            tops.index(0).store(top)
+            fence_async_shared()
+            mbarrier.arrive(ready.index(0), count=1)
+            acc = _shrink(acc, keep)
+            acc = warpgroup_mma(weights.index(0), even.slice(0, _HALF, dim=1), acc, is_async=True)
+            total = total * keep + gl.sum(p, axis=1)
+            mbarrier.wait(ready.index(1), odd_phase)
+            top, keep = _adopt(tops.index(1), top)
+            total = total * keep
+            acc = warpgroup_mma_wait(0, deps=[acc])
+            mbarrier.arrive(empty.index(0), count=1)
+            acc = _shrink(acc, keep)
+            mbarrier.wait(full.index(1), odd_phase)
+            acc = warpgroup_mma(weights.index(1), odd.slice(0, _HALF, dim=1), acc, is_async=True)
+            acc = warpgroup_mma_wait(0, deps=[acc])
+            mbarrier.arrive(empty.index(1), count=1)
+        if tiles % 2 == 1:
+            query, even, odd = _buffers(queries, keys, pairs & zero)
+            mbarrier.wait(full.index(0), (used_0 + pairs) & 1)
+            scores = warpgroup_mma_wait(0, deps=[_score(query, even)])
+            p, top, keep = _weigh(scores, biases.index((used_0 + used_1 + 2 * pairs) % _BIASES), scale, top)
+            weights.index(0).store(p.to(gl.float16))
+            tops.index(0).store(top)
+            fence_async_shared()
+            mbarrier.arrive(ready.index(0), count=1)
+            acc = _shrink(acc, keep)
+            acc = warpgroup_mma(weights.index(0), even.slice(0, _HALF, dim=1), acc, is_async=True)
+            total = total * keep + gl.sum(p, axis=1)
+            acc = warpgroup_mma_wait(0, deps=[acc])
+            mbarrier.arrive(empty.index(0), count=1)
+        halves = _finish(
+            acc, top, total, logit, turn, item, work, q, outputs, query_words, totals, done, 0, HAS_SINK, SPLIT
+        )
+        used_0 += (tiles + 1) // 2
+        used_1 += tiles // 2
+        turn ^= 1
 
 
 @gluon.jit
 def _consume_odd(
-    start, end, zero, lists, scale, q, q_head_stride, queries, keys, weights, tops, totals, queried, full, empty, ready,
-    done, place, sink, outputs, HAS_SINK: gl.constexpr, SPLIT: gl.constexpr,
+    work, window, compressed, zero, scale, q, sink, outputs, memory, barriers,
+    HAS_WINDOW: gl.constexpr, HAS_COMPRESSED: gl.constexpr, HAS_SINK: gl.constexpr, SPLIT: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """Score the odd tiles; accumulate output columns 256..511 of all."""
-    column = gl.arange(0, TILE, layout=gl.SliceLayout(0, _S_MMA))
-    acc = gl.zeros([HEADS, _HALF], gl.float32, _O_MMA)
-    top = gl.full([HEADS], float("-inf"), gl.float32, _S_ROWS)
-    total = gl.zeros([HEADS], gl.float32, _S_ROWS)
-    _store_queries(q, q_head_stride, place, queries, queried, 1)
-    pairs = (end - start) // 2
-    for pair in range(pairs):
-        phase = pair & 1
-        query, even, odd = _buffers(queries, keys, pair & zero)
-        seen = _slots(start + 2 * pair + 1, column, *lists) >= 0
-        mbarrier.wait(full.index(1), phase)
-        scores = _score(query, odd)
-        mbarrier.wait(ready.index(0), phase)
-        top, keep = _adopt(tops.index(0), top)
-        total = total * keep
-        acc = _shrink(acc, keep)
-        mbarrier.wait(full.index(0), phase)
-        acc = warpgroup_mma(weights.index(0), even.slice(_HALF, _HALF, dim=1), acc, is_async=True)
-        scores = warpgroup_mma_wait(1, deps=[scores])
-        p, top, keep = _weigh(scores, seen, scale, top)
-        weights.index(1).store(p.to(gl.float16))
-        tops.index(1).store(top)
-        fence_async_shared()
-        mbarrier.arrive(ready.index(1), count=1)
-        acc = warpgroup_mma_wait(0, deps=[acc])
-        mbarrier.arrive(empty.index(0), count=1)
-        acc = _shrink(acc, keep)
-        acc = warpgroup_mma(weights.index(1), odd.slice(_HALF, _HALF, dim=1), acc, is_async=True)
-        total = total * keep + gl.sum(p, axis=1)
-        acc = warpgroup_mma_wait(0, deps=[acc])
-        mbarrier.arrive(empty.index(1), count=1)
-    if (end - start) % 2 == 1:
-        query, even, odd = _buffers(queries, keys, pairs & zero)
-        mbarrier.wait(ready.index(0), pairs & 1)
-        top, keep = _adopt(tops.index(0), top)
-        total = total * keep
-        acc = _shrink(acc, keep)
-        mbarrier.wait(full.index(0), pairs & 1)
-        acc = warpgroup_mma(weights.index(0), even.slice(_HALF, _HALF, dim=1), acc, is_async=True)
-        acc = warpgroup_mma_wait(0, deps=[acc])
-    _finish(acc, top, total, tops, totals, done, place, sink, outputs, 1, HAS_SINK, SPLIT)
+    if PDL:
+        gdc_wait()
+    queries, query_words, keys, weights, biases, tops, totals = memory
+    queried, full, empty, ready, done = barriers
+    num_items, num_heads, num_splits = work
+    used_0 = 0
+    used_1 = 0
+    turn = 0
+    halves = _load_queries(gl.program_id(0), work, q, 1)
+    for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
+        token, head, split = _assignment(item, num_heads, num_splits)
+        share = _share(token, split, num_splits, window, compressed, HAS_WINDOW, HAS_COMPRESSED)
+        tiles = share[1] - share[0]
+        logit = _sink_logits(sink, head, num_heads, HAS_SINK and not SPLIT)
+        _store_queries(halves, query_words, queried, turn, 1)
+        acc = gl.zeros([HEADS, _HALF], gl.float32, _O_MMA)
+        top = gl.full([HEADS], float("-inf"), gl.float32, _S_ROWS)
+        total = gl.zeros([HEADS], gl.float32, _S_ROWS)
+        pairs = tiles // 2
+        for pair in range(pairs):
+            even_phase = (used_0 + pair) & 1
+            odd_phase = (used_1 + pair) & 1
+            query, even, odd = _buffers(queries, keys, pair & zero)
+            mbarrier.wait(full.index(1), odd_phase)
+            scores = _score(query, odd)
+            mbarrier.wait(ready.index(0), even_phase)
+            top, keep = _adopt(tops.index(0), top)
+            total = total * keep
+            acc = _shrink(acc, keep)
+            mbarrier.wait(full.index(0), even_phase)
+            acc = warpgroup_mma(weights.index(0), even.slice(_HALF, _HALF, dim=1), acc, is_async=True)
+            scores = warpgroup_mma_wait(1, deps=[scores])
+            p, top, keep = _weigh(scores, biases.index((used_0 + used_1 + 2 * pair + 1) % _BIASES), scale, top)
+            weights.index(1).store(p.to(gl.float16))
+            tops.index(1).store(top)
+            fence_async_shared()
+            mbarrier.arrive(ready.index(1), count=1)
+            acc = warpgroup_mma_wait(0, deps=[acc])
+            mbarrier.arrive(empty.index(0), count=1)
+            acc = _shrink(acc, keep)
+            acc = warpgroup_mma(weights.index(1), odd.slice(_HALF, _HALF, dim=1), acc, is_async=True)
+            total = total * keep + gl.sum(p, axis=1)
+            acc = warpgroup_mma_wait(0, deps=[acc])
+            mbarrier.arrive(empty.index(1), count=1)
+        if tiles % 2 == 1:
+            query, even, odd = _buffers(queries, keys, pairs & zero)
+            mbarrier.wait(ready.index(0), (used_0 + pairs) & 1)
+            top, keep = _adopt(tops.index(0), top)
+            total = total * keep
+            acc = _shrink(acc, keep)
+            mbarrier.wait(full.index(0), (used_0 + pairs) & 1)
+            acc = warpgroup_mma(weights.index(0), even.slice(_HALF, _HALF, dim=1), acc, is_async=True)
+            acc = warpgroup_mma_wait(0, deps=[acc])
+            mbarrier.arrive(empty.index(0), count=1)
+        halves = _finish(
+            acc, top, total, logit, turn, item, work, q, outputs, query_words, totals, done, 1, HAS_SINK, SPLIT
+        )
+        used_0 += (tiles + 1) // 2
+        used_1 += tiles // 2
+        turn ^= 1
 
 
-@gluon.jit(do_not_specialize=["num_heads", "num_splits"])
+@gluon.jit(do_not_specialize=["num_items", "num_heads", "num_splits"])
 def sparse_attention_kernel(
     q, q_token_stride, q_head_stride,
     window_pages, window_stride, window_indices, window_indices_stride, window_lens,
     compressed_pages, compressed_stride, compressed_indices, compressed_indices_stride, compressed_lens,
-    sink, softmax_scale, out, lse, partial, partial_lse, num_heads, num_splits,
+    sink, softmax_scale, out, lse, partial, partial_lse, num_heads, num_splits, num_items,
     HAS_WINDOW: gl.constexpr, HAS_COMPRESSED: gl.constexpr, HAS_SINK: gl.constexpr, SPLIT: gl.constexpr,
     W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr, UNIT: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Attend 64 heads of one token over one split of its entries.
+    """Attend items of work: 64 heads of one token over one split of its entries. Programs take every so many items.
 
     Pages must start at multiples of 16 bytes. ``UNIT`` divides both page strides and, times 2^31, exceeds the extent of
-    either cache.
+    either cache. ``partial`` is fp16.
     """
     HALVES: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     WORDS: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     PLAIN_2D: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
 
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
-    split = gl.program_id(0) % num_splits
-    head_blocks = (num_heads + HEADS - 1) // HEADS
-    head = (gl.program_id(0) // num_splits) % head_blocks * HEADS
-    token = gl.program_id(0) // num_splits // head_blocks
-
     queries = gl.allocate_shared_memory(gl.float16, [1, HEADS, 512], HALVES)
+    query_words = queries._reinterpret(gl.int32, [1, HEADS, 256], WORDS)
     keys = gl.allocate_shared_memory(gl.float16, [2, TILE, 512], HALVES)
     words = keys._reinterpret(gl.int32, [2, TILE, 256], WORDS)
     weights = gl.allocate_shared_memory(gl.float16, [2, HEADS, TILE], HALVES)
     tops = gl.allocate_shared_memory(gl.float32, [2, HEADS], PLAIN)
     totals = gl.allocate_shared_memory(gl.float32, [2, HEADS], PLAIN)
     records = gl.allocate_shared_memory(gl.int32, [2, TILE], PLAIN)
+    biases = gl.allocate_shared_memory(gl.float32, [_BIASES, TILE], PLAIN)
     factors = gl.allocate_shared_memory(gl.int32, [2, TILE, 8], PLAIN_2D)
-
-    q += token.to(gl.int64) * q_token_stride + head * q_head_stride
-
-    window_len = 0
-    compressed_len = 0
-    if HAS_WINDOW:
-        window_len = gl.load(window_lens + token)
-        window_indices += token.to(gl.int64) * window_indices_stride
-    if HAS_COMPRESSED:
-        compressed_len = gl.load(compressed_lens + token)
-        compressed_indices += token.to(gl.int64) * compressed_indices_stride
-    window_tiles = (window_len + TILE - 1) // TILE
-    tiles = window_tiles + (compressed_len + TILE - 1) // TILE
-    start = split * tiles // num_splits
-    end = (split + 1) * tiles // num_splits
-    lists = (window_tiles, window_indices, window_len, compressed_indices, compressed_len)
-    caches = (window_pages, window_stride, compressed_pages, compressed_stride)
-    place = (token, head, split, num_heads, num_splits)
-    outputs = (out, lse, partial, partial_lse)
-
+    slot_ring = gl.allocate_shared_memory(gl.int32, [4, TILE], PLAIN)
+    scale_ring = gl.allocate_shared_memory(gl.uint8, [2, TILE, 8], PLAIN_2D)
     queried = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -489,19 +634,27 @@ def sparse_attention_kernel(
         mbarrier.init(done.index(stage), count=1)
     scale = softmax_scale * _LOG2E
     zero = gl.program_id(1)
+    work = (num_items, num_heads, num_splits)
+    window = (window_pages, window_stride, window_indices, window_indices_stride, window_lens)
+    compressed = (compressed_pages, compressed_stride, compressed_indices, compressed_indices_stride, compressed_lens)
+    query = (q, q_token_stride, q_head_stride)
+    outputs = (out, lse, partial, partial_lse)
+    memory = (queries, query_words, keys, weights, biases, tops, totals)
+    barriers = (queried, full, empty, ready, done)
     # the consumers are workers, whose register count is exact; the default partition takes what is left
     gl.warp_specialize(
         [
             (_produce, (
-                start, end, lists, caches, words, records, factors, full, empty, W_ENTRIES, C_ENTRIES, UNIT,
+                work, window, compressed, words, records, biases, factors, slot_ring, scale_ring, full, empty,
+                HAS_WINDOW, HAS_COMPRESSED, W_ENTRIES, C_ENTRIES, UNIT, PDL,
             )),
             (_consume_even, (
-                start, end, zero, lists, scale, q, q_head_stride, queries, keys, weights, tops, totals, queried, full,
-                empty, ready, done, place, sink, outputs, HAS_SINK, SPLIT,
+                work, window, compressed, zero, scale, query, sink, outputs, memory, barriers,
+                HAS_WINDOW, HAS_COMPRESSED, HAS_SINK, SPLIT, PDL,
             )),
             (_consume_odd, (
-                start, end, zero, lists, scale, q, q_head_stride, queries, keys, weights, tops, totals, queried, full,
-                empty, ready, done, place, sink, outputs, HAS_SINK, SPLIT,
+                work, window, compressed, zero, scale, query, sink, outputs, memory, barriers,
+                HAS_WINDOW, HAS_COMPRESSED, HAS_SINK, SPLIT, PDL,
             )),
         ],
         [4, 4],

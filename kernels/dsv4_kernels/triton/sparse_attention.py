@@ -29,7 +29,8 @@ _JOIN_ROUND_COST = 1.0
 _PARTIAL_BYTES_PER_US = {"cached": 6.0e6, "uncached": 2.7e6}
 _ENTRY_BYTES = 584
 _CACHE_SHARE = 0.8
-_JOINED_AT_ONCE = 32
+_JOINED_AT_ONCE = 16
+_JOIN_BYTES = 8192
 
 
 @triton.jit
@@ -223,16 +224,27 @@ def _combine_kernel(
 
 
 def _combine(
-    partial: torch.Tensor, partial_lse: torch.Tensor, sink: torch.Tensor | None, out: torch.Tensor, lse: torch.Tensor
+    partial: torch.Tensor,
+    partial_lse: torch.Tensor,
+    sink: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    early: bool,
 ) -> None:
-    """Launch the joining of partial outputs [T, splits, H, 512]: about 4,096 values a program."""
+    """Launch the joining of partial outputs [T, splits, H, 512].
+
+    A program is one warp, so that it needs no shared memory: a multiprocessor divides its memory between cache and
+    shared memory in one way at a time, and changing it waits until the attention programs are gone (5 us for 1,024
+    programs). ``early`` launches dependently, which pays while most multiprocessors are free; programs that start early
+    gather on the few that are free otherwise.
+    """
     tokens, splits, heads, width = partial.shape
     at_once = min(_JOINED_AT_ONCE, triton.next_power_of_2(splits))
-    width = min(width, 4096 // at_once)
+    width = min(width, _JOIN_BYTES // (at_once * partial.element_size()))
     _combine_kernel[(tokens * heads, 512 // width)](
         partial, partial_lse, lse if sink is None else sink, out, lse, heads, splits, HAS_SINK=sink is not None,
-        SPLITS=at_once, ROUNDS=_join_rounds(splits), WIDTH=width,
-        **launch_options(),
+        SPLITS=at_once, ROUNDS=_join_rounds(splits), WIDTH=width, num_warps=1,
+        **(launch_options() if early else {"PDL": False}),
     )  # fmt: skip
 
 
@@ -294,10 +306,14 @@ def sparse_attention(
     tile = _SMALL_TILE if triton.knobs.runtime.interpret else _TILE
     tiles = sum(triton.cdiv(source.indices.shape[1], tile) for source in (window, compressed) if source)
     blocks = tokens * triton.cdiv(heads, heads_per_program)
+    gpu = _gpu(q.device)
+    processors = gpu[0]
     if splits is None:
-        splits = plan_splits(tokens, heads, tiles, heads_per_program, _gpu(q.device), kernel)
+        splits = plan_splits(tokens, heads, tiles, heads_per_program, gpu, kernel)
     split = splits > 1
-    partial = torch.empty((tokens, splits, heads, 512) if split else (1,), dtype=torch.float32, device=q.device)
+    # every fp16 key is in range, so is every average of keys
+    shares = torch.float16 if unit else torch.float32
+    partial = torch.empty((tokens, splits, heads, 512) if split else (1,), dtype=shares, device=q.device)
     partial_lse = torch.empty((tokens, splits, heads) if split else (1,), dtype=torch.float32, device=q.device)
     arguments = (
         q, q.stride(0), q.stride(1), *first.arguments(), *second.arguments(),
@@ -318,14 +334,11 @@ def sparse_attention(
     elif gluon:
         from dsv4_kernels.gluon.sparse_attention import MAX_REGISTERS, PRODUCER_WARPS, sparse_attention_kernel
 
-        sparse_attention_kernel[(blocks * splits,)](
-            *arguments,
-            **constants,
-            UNIT=unit,
-            num_warps=PRODUCER_WARPS,
-            maxnreg=MAX_REGISTERS,
-            **launch_options(blocks * splits),
-        )
+        programs = min(blocks * splits, processors)
+        sparse_attention_kernel[(programs,)](
+            *arguments, blocks * splits, **constants, UNIT=unit, num_warps=PRODUCER_WARPS, maxnreg=MAX_REGISTERS,
+            **launch_options(programs),
+        )  # fmt: skip
     else:
         # numpy has no bf16 products: the interpreter multiplies in fp32
         dot = tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16
@@ -334,7 +347,7 @@ def sparse_attention(
             num_warps=8, num_stages=1, **launch_options(blocks * splits),
         )  # fmt: skip
     if split:
-        _combine(partial, partial_lse, sink, out, lse)
+        _combine(partial, partial_lse, sink, out, lse, early=2 * blocks * splits <= processors)
     return out, lse
 
 
