@@ -1,0 +1,80 @@
+"""How outputs are compared where an element-wise tolerance says too little: logits, whose heads cancel."""
+
+import pytest
+import torch
+from dsv4_kernels import reference
+from dsv4_kernels.cache import PagedCache
+from dsv4_kernels.codec import quantize_fp8, read_entries, write_entries
+from dsv4_kernels.formats import FORMATS
+
+from dsv4bench.verify.stage_check import compare
+
+HEADS = 64
+
+
+def logits_case(tokens: int, entries: int) -> dict:
+    """Arguments of ``indexer_logits``: one request, fp8 queries and keys, every entry visible."""
+    generator = torch.Generator().manual_seed(entries)
+    format = FORMATS["indexer-fp8"]
+    pages = -(-entries // 64)
+    cache = PagedCache(torch.zeros(pages, format.page_bytes(64), dtype=torch.uint8), format, 64)
+    write_entries(cache, torch.arange(entries), torch.randn(entries, 128, generator=generator))
+    values, _ = quantize_fp8(torch.randn(tokens, HEADS, 128, generator=generator), 128)
+    return {
+        "index_q_values": values,
+        "index_q_scales": None,
+        "index_weights": torch.randn(tokens, HEADS, generator=generator),
+        "indexer_cache": cache,
+        "block_table": torch.arange(pages, dtype=torch.int32)[None],
+        "token_to_request": torch.zeros(tokens, dtype=torch.int32),
+        "candidate_lens": torch.full((tokens,), entries, dtype=torch.int32),
+        "max_candidates": entries,
+    }
+
+
+def check(arguments: dict, logits: torch.Tensor) -> bool:
+    return compare("indexer_logits", arguments, (logits,)).ok
+
+
+def from_dots(arguments: dict, accumulate) -> torch.Tensor:
+    """Logits of a kernel that sums the products of queries and keys [T, HI, N, 128] in its own way."""
+    keys = read_entries(arguments["indexer_cache"], torch.arange(arguments["max_candidates"]))
+    products = arguments["index_q_values"].double()[:, :, None] * keys.double()
+    scores = torch.relu(accumulate(products))
+    return torch.einsum("th,thn->tn", arguments["index_weights"].double(), scores).float()
+
+
+def fourteen_bits(products: torch.Tensor) -> torch.Tensor:
+    """Sums as Hopper's fp8 tensor cores form them: 32 products at a time, cut 13 bits below the largest addend."""
+    total = products.new_zeros(products.shape[:-1])
+    for group in products.split(32, dim=-1):
+        addends = torch.cat((group, total.unsqueeze(-1)), dim=-1)
+        _, exponent = torch.frexp(addends.abs().amax(-1, keepdim=True))
+        step = torch.ldexp(torch.ones_like(addends[..., :1]), exponent - 1 - 13)
+        total = ((addends / step).trunc() * step).sum(-1)
+    return total
+
+
+def test_a_logit_whose_heads_cancel_may_be_off_by_a_little_of_its_terms() -> None:
+    arguments = logits_case(1, 1)
+    adding = (torch.arange(HEADS) < HEADS // 2).float()[None]
+    plus, minus = (reference.indexer_logits(**(arguments | {"index_weights": w})) for w in (adding, 1 - adding))
+    arguments["index_weights"] = adding - (1 - adding) * 0.999 * plus / minus
+    logit, terms = reference.indexer_logits(**arguments), 1.999 * plus
+    assert float(logit / terms) == pytest.approx(1 / 1999, rel=0.01)
+    assert check(arguments, logit + terms * 2.0**-13)
+    assert not check(arguments, logit + terms * 2.0**-9)
+
+
+@pytest.mark.parametrize("entries", [1, 2, 300])
+def test_the_accumulation_of_fp8_tensor_cores_is_right(entries: int) -> None:
+    arguments = logits_case(8, entries)
+    assert check(arguments, from_dots(arguments, fourteen_bits))
+
+
+def test_a_head_or_a_dimension_left_out_is_wrong() -> None:
+    arguments = logits_case(8, 300)
+    assert not check(arguments, from_dots(arguments, lambda products: products[..., :-1].sum(-1)))
+    weights = arguments["index_weights"].clone()
+    weights[:, -1] = 0
+    assert not check(arguments, reference.indexer_logits(**(arguments | {"index_weights": weights})))
