@@ -29,13 +29,29 @@ class Faulty:
 
 class Right(Faulty):
     topk = staticmethod(reference.topk)
+
+
+class Raising(Faulty):
+    def topk(self, **tensors):
+        raise ZeroDivisionError("division by zero")
+
+
+class Half(Faulty):
+    topk = None
+
+    def sparse_attention(self, **tensors):
+        return reference.sparse_attention(**tensors)[0]
 """
 
 
-def output(*words: str, code: int = 0) -> str:
+def invoke(*words: str):
     app = typer.Typer()
     app.command()(verify)
-    result = CliRunner().invoke(app, [*words, "--device", "cpu", "--quick"])
+    return CliRunner().invoke(app, [*words, "--device", "cpu", "--quick"])
+
+
+def output(*words: str, code: int = 0) -> str:
+    result = invoke(*words)
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == code, result.output
@@ -97,6 +113,18 @@ def test_a_failure_ends_with_exit_code_5_and_a_file_that_replays_it(provider, tm
     with pytest.raises(MeasurementError):
         output("--provider", f"{provider}:Faulty", "--replay", str(files[0]))
     assert "pass" in output("--provider", f"{provider}:Right", "--replay", str(files[0]))
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "finding"),
+    [("Raising", "12", "ZeroDivisionError: division by zero"), ("Half", "7", "returned 1 output, 2 expected")],
+)
+def test_a_kernel_that_breaks_is_a_row_of_the_table_and_no_traceback(provider, tmp_path, name, row, finding):
+    words = ("--provider", f"{provider}:{name}", "--only", row, "--layer", "c4a", "--save", str(tmp_path / "f"))
+    result = invoke(*words)
+    assert isinstance(result.exception, MeasurementError)
+    assert finding in result.stdout
+    assert "no figures over fp32 caches for c4a fp8+fp8: " in result.stderr
 
 
 def test_failures_of_two_providers_are_kept_apart(provider, tmp_path):
