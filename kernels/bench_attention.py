@@ -25,6 +25,7 @@ from dsv4_kernels.reference import indexer as reference_indexer
 from dsv4_kernels.triton import indexer_logits as logits_module
 from dsv4_kernels.triton import topk as topk_module
 from dsv4_kernels.triton.sparse_attention import sparse_attention
+from dsv4_kernels.triton.splits import TILE, Gpu, plan_splits
 
 DEVICE = "cuda"
 LAUNCHES, REPLAYS = 10, 20
@@ -66,7 +67,7 @@ def attention_arguments(
     if variant == "swa":
         return arguments
     entries = context // (4 if variant == "c4a" else 128)
-    selected = min(entries, 512 if heads == 64 else 1024) if variant == "c4a" else entries
+    selected = min(entries, 8 * heads) if variant == "c4a" else entries
     cache = paged(name, 64 if variant == "c4a" else 2, batch * entries)
     pages = torch.randperm(cache.num_pages, device=DEVICE).view(batch, -1)
     columns = [
@@ -194,14 +195,24 @@ def measure_attention(cell: Cell, tune: bool) -> tuple[str, dict[str, float]]:
     if error > 8e-3:
         return f"WRONG {error:.1e}", {"shipped": float("nan")}
     times = {"shipped": graph_us(lambda: sparse_attention(**arguments))}
-    listed = arguments["compressed_indices"]
-    tiles = 2 + (0 if listed is None else -(-listed.shape[1] // 64))
-    blocks = cell.batch * cell.heads // 64
-    tried = {132 // blocks, 66 // blocks, 44 // blocks, 33 // blocks, 1, 2, 5, tiles}
-    for splits in sorted(s for s in tried if 1 <= s <= tiles) if tune else ():
-        if blocks * splits <= 280:
-            times[f"splits={splits}"] = graph_us(lambda s=splits: sparse_attention(**arguments, splits=s))
+    for splits in splits_to_try(cell) if tune else ():
+        times[f"splits={splits}"] = graph_us(lambda s=splits: sparse_attention(**arguments, splits=s))
     return f"err {error:.1e}", times
+
+
+def attention_tiles(cell: Cell) -> int:
+    """Tiles of entries that a token of the cell attends."""
+    entries = {"swa": 0, "c4a": min(cell.context // 4, 8 * cell.heads), "c128a": cell.context // 128}[cell.variant]
+    return (WINDOW + entries) // TILE
+
+
+def splits_to_try(cell: Cell) -> list[int]:
+    """The planner's choice, the least splits for every length of a share, and what fills 132 processors in few ways."""
+    tiles, blocks = attention_tiles(cell), cell.batch * cell.heads // 64
+    tried = {-(-tiles // walk) for walk in range(1, tiles + 1)} | {132 // blocks, 66 // blocks, 44 // blocks}
+    few = [s for s in tried if tiles / 12 <= s <= tiles and blocks * s <= 264]
+    planned = plan_splits(cell.batch, cell.heads, tiles, 64, Gpu(132, 60 << 20), "gluon")
+    return sorted({*few, planned, 1})
 
 
 def measure_logits(cell: Cell, tune: bool) -> tuple[str, dict[str, float]]:

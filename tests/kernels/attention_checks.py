@@ -25,7 +25,7 @@ from dsv4_kernels.triton.indexer_key_insert import indexer_key_insert
 from dsv4_kernels.triton.indexer_logits import indexer_logits
 from dsv4_kernels.triton.latent_insert import latent_insert
 from dsv4_kernels.triton.query_rope import query_rope
-from dsv4_kernels.triton.sparse_attention import plan_splits, sparse_attention
+from dsv4_kernels.triton.sparse_attention import sparse_attention
 from dsv4_kernels.triton.topk import topk
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -173,17 +173,6 @@ def attention_names_what_it_cannot_read() -> None:
 
 
 check(attention_names_what_it_cannot_read)
-
-
-def splits_fill_the_gpu_and_no_more() -> None:
-    gpu = (132, 60 << 20)
-    assert plan_splits(1, 64, 10, 64, gpu, "gluon") == 10
-    assert plan_splits(128, 64, 130, 64, gpu, "gluon") == 1
-    assert plan_splits(64, 64, 130, 64, gpu, "gluon") == 2
-    assert plan_splits(4096, 128, 18, 64, gpu, "gluon") == 1
-
-
-check(splits_fill_the_gpu_and_no_more)
 
 
 # top-k ---------------------------------------------------------------------------------------------------------------

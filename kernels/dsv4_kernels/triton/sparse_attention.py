@@ -14,21 +14,12 @@ import triton.language as tl
 
 from dsv4_kernels.cache import PagedCache
 from dsv4_kernels.triton.launch import begin, launch_options
+from dsv4_kernels.triton.splits import TILE, Gpu, plan_splits
 
-_TILE = 64
 _SMALL_TILE = 16
 _VALUE = tl.constexpr(512)
 _LOG2E = tl.constexpr(1.4426950408889634)
 _LN2 = tl.constexpr(0.6931471805599453)
-_MAX_SPLITS = 128
-
-# Microseconds on an NVIDIA H200, 2026-11-29: see kernels/NOTES.md
-_TILE_COST = {"gluon": 2.7, "latent": 3.1, "plain": 8.0}
-_JOIN_COST = 0.5
-_JOIN_ROUND_COST = 1.0
-_PARTIAL_BYTES_PER_US = {"cached": 6.0e6, "uncached": 2.7e6}
-_ENTRY_BYTES = 584
-_CACHE_SHARE = 0.8
 _JOINED_AT_ONCE = 16
 _JOIN_BYTES = 8192
 
@@ -303,11 +294,10 @@ def sparse_attention(
     if form == "gluon" and not gluon:
         raise ValueError("the Gluon attention kernels need Hopper and aligned main-fp8 or latent-fp8 entries")
     heads_per_program = 64 if gluon else min(64, max(16, triton.next_power_of_2(heads)))
-    tile = _SMALL_TILE if triton.knobs.runtime.interpret else _TILE
+    tile = _SMALL_TILE if triton.knobs.runtime.interpret else TILE
     tiles = sum(triton.cdiv(source.indices.shape[1], tile) for source in (window, compressed) if source)
     blocks = tokens * triton.cdiv(heads, heads_per_program)
     gpu = _gpu(q.device)
-    processors = gpu[0]
     if splits is None:
         splits = plan_splits(tokens, heads, tiles, heads_per_program, gpu, kernel)
     split = splits > 1
@@ -334,7 +324,7 @@ def sparse_attention(
     elif gluon:
         from dsv4_kernels.gluon.sparse_attention import MAX_REGISTERS, PRODUCER_WARPS, sparse_attention_kernel
 
-        programs = min(blocks * splits, processors)
+        programs = min(blocks * splits, gpu.processors)
         sparse_attention_kernel[(programs,)](
             *arguments, blocks * splits, **constants, UNIT=unit, num_warps=PRODUCER_WARPS, maxnreg=MAX_REGISTERS,
             **launch_options(programs),
@@ -347,7 +337,7 @@ def sparse_attention(
             num_warps=8, num_stages=1, **launch_options(blocks * splits),
         )  # fmt: skip
     if split:
-        _combine(partial, partial_lse, sink, out, lse, early=2 * blocks * splits <= processors)
+        _combine(partial, partial_lse, sink, out, lse, early=2 * blocks * splits <= gpu.processors)
     return out, lse
 
 
@@ -404,41 +394,13 @@ def offset_unit(q: torch.Tensor, first: PagedCache, second: PagedCache) -> int:
     return 0
 
 
-@lru_cache
-def plan_splits(tokens: int, heads: int, tiles: int, per_program: int, gpu: tuple[int, int], form: str) -> int:
-    """Shares per token that finish first: full waves of short programs against the traffic of joining them.
-
-    Args:
-        tokens: tokens of the step.
-        heads: query heads.
-        tiles: largest number of tiles a token can have.
-        per_program: heads of a program.
-        gpu: multiprocessors, one program each, and bytes of L2.
-        form: kernel whose measured tile cost applies.
-    """
-    processors, cache = gpu
-    blocks = tokens * triton.cdiv(heads, per_program)
-
-    def cost(splits: int) -> float:
-        computed = triton.cdiv(blocks * splits, processors) * triton.cdiv(tiles, splits) * _TILE_COST[form]
-        if splits == 1:
-            return computed
-        moved = tokens * heads * splits * 512 * 4 * 2
-        read = tokens * tiles * _TILE * _ENTRY_BYTES
-        rate = _PARTIAL_BYTES_PER_US["cached" if moved + read < _CACHE_SHARE * cache else "uncached"]
-        return computed + _JOIN_COST + _JOIN_ROUND_COST * _join_rounds(splits) + moved / rate
-
-    return min(range(1, min(max(tiles, 1), _MAX_SPLITS) + 1), key=cost)
-
-
 def _join_rounds(splits: int) -> int:
     return triton.next_power_of_2(triton.cdiv(splits, _JOINED_AT_ONCE))
 
 
 @lru_cache
-def _gpu(device: torch.device) -> tuple[int, int]:
-    """Multiprocessors and bytes of L2."""
+def _gpu(device: torch.device) -> Gpu:
     if device.type != "cuda":
-        return 2, 1 << 20
+        return Gpu(processors=2, cache_bytes=1 << 20)
     properties = torch.cuda.get_device_properties(device)
-    return properties.multi_processor_count, properties.L2_cache_size
+    return Gpu(properties.multi_processor_count, properties.L2_cache_size)

@@ -1,0 +1,97 @@
+"""How many shares attention cuts a token's entries into: full waves of short programs against the cost of joining them.
+
+The cost model is a few lines of arithmetic over what a launch will do. Its constants are fitted to every cell and
+number of shares of ``kernels/measured/h200-attention-v8.json`` (one NVIDIA H200, 2026-11-29), where it picks a number
+within 5 % of the best.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+TILE = 64
+"""Entries of a tile."""
+MAX_SPLITS = 128
+
+_ENTRY_BYTES = 584
+_CACHE_SHARE = 0.8
+"""Part of L2 in which rows and shares stay until they are read again."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What the plan needs to know of a GPU.
+
+    Attributes:
+        processors: multiprocessors; each holds one attention program.
+        cache_bytes: size of L2.
+    """
+
+    processors: int
+    cache_bytes: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a kernel's work takes, in microseconds.
+
+    Attributes:
+        start: from launch to the first tile and from the last tile to the end.
+        item: of ``start``, what a program's second and later items still pay.
+        tile: a tile while the other multiprocessors are idle.
+        busy: what a tile takes longer while they are not.
+        join: launching the join.
+        share: each share that the join reads.
+        cached: megabytes of shares written and read back per microsecond within L2.
+        uncached: the same beyond it.
+        share_bytes: an element of a share.
+    """
+
+    start: float = 7.1
+    item: float = 4.3
+    tile: float = 2.3
+    busy: float = 0.6
+    join: float = -0.1
+    share: float = 0.13
+    cached: float = 5.0
+    uncached: float = 3.7
+    share_bytes: int = 4
+
+
+COSTS = {
+    "gluon": Cost(share_bytes=2),
+    "latent": Cost(item=7.1, tile=2.65, busy=0.45),
+    "plain": Cost(item=7.1, tile=8.0, busy=0.0),
+}
+"""Per form of the kernel. Only the first is fitted; of the others the tile's cost is measured."""
+
+
+def launch_us(tokens: int, heads: int, tiles: int, per_program: int, splits: int, gpu: Gpu, cost: Cost) -> float:
+    """Microseconds that attention with ``splits`` shares a token, and joining them, should take."""
+    items = tokens * -(-heads // per_program) * splits
+    programs = min(items, gpu.processors)
+    rounds = -(-items // programs)
+    tile = cost.tile + cost.busy * programs / gpu.processors
+    walk = cost.start + (rounds - 1) * cost.item + rounds * -(-tiles // splits) * tile
+    if splits == 1:
+        return walk
+    moved = 2 * tokens * heads * splits * 512 * cost.share_bytes
+    read = tokens * tiles * TILE * _ENTRY_BYTES
+    rate = cost.cached if moved + read < _CACHE_SHARE * gpu.cache_bytes else cost.uncached
+    return walk + cost.join + cost.share * splits + moved / 1e6 / rate
+
+
+@lru_cache
+def plan_splits(tokens: int, heads: int, tiles: int, per_program: int, gpu: Gpu, form: str) -> int:
+    """Shares per token that should finish first.
+
+    Args:
+        tokens: tokens of the step.
+        heads: query heads.
+        tiles: largest number of tiles a token can have.
+        per_program: heads of a program.
+        gpu: the device.
+        form: kernel whose costs apply, a key of ``COSTS``.
+    """
+    cost = COSTS[form]
+    candidates = range(1, min(max(tiles, 1), MAX_SPLITS) + 1)
+    return min(candidates, key=lambda splits: launch_us(tokens, heads, tiles, per_program, splits, gpu, cost))
