@@ -124,11 +124,11 @@ def _precision(label: str) -> CachePrecision:
 
 
 def _supported(provider: Provider, label: str, kinds: Sequence[LayerKind], device: str) -> bool:
-    from dsv4bench.verify.suite import need_of
+    from dsv4bench.verify.suite import need_of, support_of
     from dsv4bench.verify.trial import Setting
 
     needs: list[Need] = [need_of(provider, Setting(kind, _precision(label), device)) for kind in kinds]
-    return any(need.stages and provider.supports(need).ok for need in needs)
+    return any(need.stages and support_of(provider, need).ok for need in needs)
 
 
 def _run(provider: Provider, plan: "list[tuple[Row, Setting]]", allow: frozenset[str]) -> "tuple[list[Outcome], bool]":

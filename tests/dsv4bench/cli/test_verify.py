@@ -36,6 +36,11 @@ class Raising(Faulty):
         raise ZeroDivisionError("division by zero")
 
 
+class PlainYes(Faulty):
+    def supports(self, need):
+        return True
+
+
 class Half(Faulty):
     topk = None
 
@@ -125,6 +130,11 @@ def test_a_kernel_that_breaks_is_a_row_of_the_table_and_no_traceback(provider, t
     assert isinstance(result.exception, MeasurementError)
     assert finding in result.stdout
     assert "no figures over fp32 caches for c4a fp8+fp8: " in result.stderr
+
+
+def test_support_that_is_no_support_is_refused_in_a_sentence(provider):
+    with pytest.raises(UserError, match=r"supports\(need\) of provider 'faulty' returned True; return a Support of"):
+        output("--provider", f"{provider}:PlainYes", "--only", "12", "--layer", "c4a")
 
 
 def test_failures_of_two_providers_are_kept_apart(provider, tmp_path):
