@@ -69,6 +69,12 @@ def memory(
         _refuse_without("--simulate", given_flags, {"requests", "rate", "prefill_rate", "decode_rate", "retention"})
     if not measure:
         _refuse_without("--measure", given_flags, {"device"})
+    if gpu is None:
+        _refuse_without("--gpu", given_flags, {"utilization"})
+        if available is None:
+            _refuse_without("--gpu or --available", given_flags, {"logits_budget"})
+    if format == "csv":
+        _refuse_beside("--format csv", given_flags, {"explain"})
     if plot is not None:
         check_target(plot)
     _one_of("--by", by or "kind", VIEWS)
@@ -85,8 +91,9 @@ def memory(
     }  # fmt: skip
     fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     _refuse_unread(fields | {"main": main, "indexer": indexer}, allocator)
-    context = _context(ctx, max_model_len, shape)
+    shape.shard(tp)  # refused where heads do not divide
     longest = _tokens(max_model_len, "--max-model-len")
+    context = _context(ctx, longest, shape)
     length = context if longest is None else longest
     precision = _precision(main, indexer, allocator)
     deployment = Deployment(shape, *precision, max_model_len=length, **fields)
@@ -173,11 +180,13 @@ def _refuse_unread(fields: dict[str, Any], engine: Engine | None) -> None:
             raise UserError(f"{flag} means nothing to {title}; it is for {', '.join(readers)}")
 
 
-def _context(ctx: str | None, max_model_len: str | None, shape: ModelShape) -> int:
-    if ctx is not None:
-        return parse_tokens(ctx, "--ctx")
-    longest = _tokens(max_model_len, "--max-model-len")
-    return shape.max_positions if longest is None else longest
+def _context(ctx: str | None, longest: int | None, shape: ModelShape) -> int:
+    if ctx is None:
+        return shape.max_positions if longest is None else longest
+    context = parse_tokens(ctx, "--ctx")
+    if longest is not None and context > longest:
+        raise UserError(f"--ctx {context:,} is longer than --max-model-len {longest:,}: no engine admits that request")
+    return context
 
 
 def _precision(main: str | None, indexer: str | None, engine: Engine | None) -> tuple[str, str]:

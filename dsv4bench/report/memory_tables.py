@@ -267,6 +267,7 @@ def _capacity(account: Account, got: Capacity) -> Section:
     rows.append(("largest context", longest, f"the model declares {limit:,}" if got.largest_context > limit else ""))
     lines = (
         _fitting(got, d.dp),
+        *_uncounted(account.budget),
         f"figures are per GPU and dp rank: KV is replicated over tp {d.tp}, split over dp {d.dp}",
     )
     title = f"Capacity for requests of {format_tokens(got.max_model_len)}"
@@ -284,6 +285,13 @@ def _fitting(got: Capacity, dp: int) -> str:
         return f"a request of {size} does not fit, the longest that does has {got.largest_context:,} tokens"
     each = f": {count:,} on each of {dp} dp ranks" if dp > 1 else ""
     return f"{count * dp:,} request{'s' if count * dp > 1 else ''} of {size} fit{'' if count * dp > 1 else 's'}{each}"
+
+
+def _uncounted(budget: Budget | None) -> tuple[str, ...]:
+    """What of a GPU's memory the number of requests leaves out, because nobody gave it."""
+    lines = budget.lines if budget is not None and budget.gpu is not None else ()
+    names = [line.name for line in lines if line.bytes is None]
+    return (f"not counted: {', '.join(names)}; less fits beside them",) if names else ()
 
 
 def _budget(budget: Budget) -> Section:

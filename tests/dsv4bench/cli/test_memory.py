@@ -261,6 +261,14 @@ def test_a_target_that_cannot_be_written_is_refused_before_anything_is_printed()
         (["--device", "cuda"], "--device is read with --measure only"),
         (["--rate", "3", "--requests", "5"], "--requests, --rate are read with --simulate only"),
         (["--simulate", "agents", "--plot", "x.png"], "--simulate does not read --plot"),
+        (["--engine", "vllm", "--utilization", "0.5", "--available", "9GiB"], "--utilization is read with --gpu only"),
+        (["--logits-budget", "1GiB"], "--logits-budget is read with --gpu or --available only"),
+        (["--explain", "--format", "csv"], "--format csv does not read --explain"),
+        (["--engine", "vllm", "--tp", "3"], "tp 3 does not divide 128 heads and 16 output groups of v4-pro"),
+        (
+            ["--engine", "vllm", "--ctx", "1M", "--max-model-len", "128K"],
+            "--ctx 1,048,576 is longer than --max-model-len 131,072: no engine admits that request",
+        ),
         (["--plot", "x.txt"], "--plot: x.txt must end in .png, .svg, .pdf"),
         (["--plot", "no/such/x.png"], "--plot: the folder no/such does not exist"),
     ],
@@ -274,6 +282,13 @@ def test_measuring_is_printed_beside_ideal_and_engine() -> None:
     found = load("--engine", "vllm", "--model", "v4-flash", "--ctx", "8K", "--measure", "--device", "cpu")
     assert found["ideal_bytes"] < found["engine_bytes"]
     assert found["measured_bytes"] == pytest.approx(found["engine_bytes"], rel=0.1)
+
+
+def test_what_the_number_of_requests_leaves_out_stands_below_it() -> None:
+    flags = ("--engine", "vllm", "--model", "v4-flash", "--gpu", "H200", "--ctx", "128K")
+    sentence = "\nnot counted: weights, activations, CUDA graphs; less fits beside them\n"
+    assert "34 requests of 128K fit" + sentence in text(*flags)
+    assert "not counted" not in text(*flags, "--weights", "60GiB", "--activations", "2GiB", "--cuda-graphs", "1GiB")
 
 
 def test_a_simulation_prints_hits_peaks_and_pools() -> None:
