@@ -123,6 +123,8 @@ def weights_override(weights: Path | None, layer: int | None) -> list[str]:
         raise UserError("--weights DIR and --layer N go together")
     if not weights.is_dir():
         raise UserError(f"--weights {weights}: no such directory")
+    if not any(weights.glob("*.safetensors")):
+        raise UserError(f"--weights {weights}: no .safetensors file in it")
     return [f"weights.checkpoint={json.dumps(str(weights))}", f"weights.layer={layer}"]
 
 

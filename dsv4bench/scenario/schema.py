@@ -287,6 +287,8 @@ class Scenario(Section):
             raise ValueError("'layers' does not go with kind: model, which runs every layer of the model's list")
         if self.kind == "model" and self.weights.checkpoint is not None:
             raise ValueError("'weights.checkpoint' does not go with kind: model; it is read one layer at a time")
+        if len(self.model) > 1 and self.weights.checkpoint is not None:
+            raise ValueError(f"a checkpoint is of one model, and model names {', '.join(self.model)}; name one")
         return self
 
     @model_validator(mode="after")

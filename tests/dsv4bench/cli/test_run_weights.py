@@ -53,6 +53,11 @@ def test_only_the_layer_of_the_checkpoint_is_measured_and_its_row_says_so(folder
         (["--weights", "checkpoint"], "--weights DIR and --layer N go together"),
         (["--layer", "0"], "--weights DIR and --layer N go together"),
         (["--weights", "nowhere", "--layer", "0"], "--weights nowhere: no such directory"),
+        (["--weights", ".", "--layer", "0"], "--weights .: no .safetensors file in it"),
+        (
+            ["--weights", "checkpoint", "--layer", "0", "--set", "model=[small.json, v3.2]"],
+            "a checkpoint is of one model, and model names small.json, v3.2; name one",
+        ),
         (["--weights", "checkpoint", "--layer", "99"], "weights.layer 99: small.json has layers 0 to"),
     ],
 )
