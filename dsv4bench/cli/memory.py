@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
 
 from dsv4bench.cli import memory_options as opt
 from dsv4bench.errors import UserError
@@ -251,6 +250,8 @@ def _print_sections(sections: list[Section], format: str) -> None:
     elif format == "md":
         typer.echo(to_markdown(sections), nl=False)
     else:
+        from rich.console import Console
+
         print_sections(sections, Console())
 
 

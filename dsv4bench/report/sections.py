@@ -7,11 +7,11 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 Cell = str | int | float | None
 
@@ -39,7 +39,7 @@ class Section:
     footer: int = 0
 
 
-def print_sections(sections: Sequence[Section], console: Console) -> None:
+def print_sections(sections: Sequence[Section], console: "Console") -> None:
     """Write sections as tables to a terminal."""
     for position, section in enumerate(sections):
         if position:
@@ -52,7 +52,11 @@ def print_sections(sections: Sequence[Section], console: Console) -> None:
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _table(section: Section) -> Table:
+def _table(section: Section) -> "Table":
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, show_edge=False, collapse_padding=True)
     for index, column in enumerate(section.columns):
         numeric = index > 0 and all(_looks_numeric(row[index]) for row in section.rows)

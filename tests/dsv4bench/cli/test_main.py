@@ -63,14 +63,18 @@ def test_light_commands_work_without_torch(arguments):
     "arguments", [["--help"], ["memory", "--help"], ["validate", "quickstart"], ["schema"]], ids=" ".join
 )
 def test_light_commands_start_in_under_half_a_second(arguments):
-    def seconds():
+    def seconds(*words, code=None):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert cli(*arguments).returncode == 0
+        assert cli(*words, code=code).returncode == 0
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    # processor time, the best of a few: what others on this machine do is not this tool's start
-    assert min(seconds() for _ in range(6)) < 0.5
+    # processor time, the best of a few: what others on this machine do is not this tool's start; and on a machine on
+    # which the two libraries alone take long, which is 0.29 s where the bound was set, it takes as much longer
+    own, libraries = zip(
+        *((seconds(*arguments), seconds(code="import typer._adapters")) for _ in range(6)), strict=True
+    )
+    assert min(own) < 0.5 * max(min(libraries) / 0.29, 1)
 
 
 def test_help_says_what_each_command_says_of_itself():
