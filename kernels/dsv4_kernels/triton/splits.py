@@ -39,21 +39,19 @@ class Cost:
         item: of ``start``, what a program's second and later items still pay.
         tile: a tile while the other multiprocessors are idle.
         busy: what a tile takes longer while they are not.
-        join: launching the join.
-        share: each share that the join reads.
+        share: each share that the join reads; its launch hides behind the attention programs.
         cached: megabytes of shares written and read back per microsecond within L2.
         uncached: the same beyond it.
         share_bytes: an element of a share.
     """
 
     start: float = 7.1
-    item: float = 4.3
+    item: float = 4.9
     tile: float = 2.3
     busy: float = 0.6
-    join: float = -0.1
-    share: float = 0.13
-    cached: float = 5.0
-    uncached: float = 3.7
+    share: float = 0.15
+    cached: float = 6.0
+    uncached: float = 5.2
     share_bytes: int = 4
 
 
@@ -77,7 +75,7 @@ def launch_us(tokens: int, heads: int, tiles: int, per_program: int, splits: int
     moved = 2 * tokens * heads * splits * 512 * cost.share_bytes
     read = tokens * tiles * TILE * _ENTRY_BYTES
     rate = cost.cached if moved + read < _CACHE_SHARE * gpu.cache_bytes else cost.uncached
-    return walk + cost.join + cost.share * splits + moved / 1e6 / rate
+    return walk + cost.share * splits + moved / 1e6 / rate
 
 
 @lru_cache
