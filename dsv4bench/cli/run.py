@@ -14,9 +14,9 @@ import typer
 from rich.console import Console
 
 from dsv4bench.analysis.roofline import Peaks
+from dsv4bench.cli.cases import known_cases
 from dsv4bench.errors import MeasurementError, UserError
 from dsv4bench.model.gpus import gpu_named, gpu_of_device
-from dsv4bench.providers.registry import require_known
 from dsv4bench.report import quantity
 from dsv4bench.report.records import Record, Shown, records_csv, records_json, records_markdown, records_table
 from dsv4bench.results.run_directory import MANIFEST, Run, new_run_path, read_run
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from dsv4bench.bench.execute import Event
 
 RUNS = Path("reports") / "runs"
+MOST_WARNINGS = 5
+"""Warnings of rows that the end of a run prints."""
 WIDE = 240
 """Columns of a table that goes to a file or a pipe."""
 
@@ -100,18 +102,16 @@ def run(
 
 
 def selected_cases(scenario: Scenario, only: Sequence[str]) -> list[Case]:
-    """Cases of a scenario by ``--only``, none of a provider that can't exist.
+    """Cases of a scenario by ``--only``.
 
     Raises:
         MeasurementError: none is selected.
-        UserError: an unknown provider.
+        UserError: as of ``known_cases``.
     """
-    cases = expand(scenario)
+    cases = known_cases(scenario)
     chosen = select(cases, list(only))
     if not chosen:
         raise MeasurementError(f"--only {' '.join(only)} selects none of the {len(cases)} cases; --dry-run lists them")
-    for spec in dict.fromkeys(name for case in chosen for name in case.provider.names):
-        require_known(spec)
     return chosen
 
 
@@ -233,7 +233,10 @@ def _report(run: Run, format: Format, stages: bool) -> None:
 def _closing(run: Run) -> list[str]:
     """What stderr says at the end: warnings, how the time was spent, where the run is."""
     lines = [f"warning: {text}" for text in run.manifest.warnings]
-    lines += [f"warning: {row.label}: {text}" for row in run.rows for text in row.warnings]
+    of_rows = [f"warning: {row.label}: {text}" for row in run.rows for text in row.warnings]
+    lines += of_rows[:MOST_WARNINGS]
+    if len(of_rows) > MOST_WARNINGS:
+        lines.append(f"warning: {len(of_rows) - MOST_WARNINGS} more of rows; --format json has them all")
     total = sum(run.manifest.spent.values())
     if total:
         parts = sorted(run.manifest.spent.items(), key=lambda item: -item[1])

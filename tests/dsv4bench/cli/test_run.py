@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
@@ -60,6 +61,22 @@ def test_the_end_says_how_the_time_was_spent_and_where_the_run_is(done):
     assert "timing " in done.stderr
     assert "reading the timer: at most 0." in done.stderr
     assert done.stderr.rstrip().endswith("run: out")
+
+
+def test_only_the_first_warnings_of_rows_are_printed(done, folder, tmp_path):
+    del done
+    copied = tmp_path / "run"
+    copytree(folder / "out", copied)
+    rows = [json.loads(line) for line in (copied / "cases.jsonl").read_text().splitlines()]
+    for row in rows:
+        row["warnings"] = [f"number {number}" for number in range(4)]
+    (copied / "cases.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    again = cli("run", "--resume", str(copied), cwd=folder)
+    assert [line.rsplit(": ", 1)[1] for line in again.stderr.splitlines() if "number" in line] == [
+        *(f"number {number}" for number in range(4)),
+        "number 0",
+    ]
+    assert "warning: 3 more of rows; --format json has them all" in again.stderr
 
 
 def test_every_row_carries_the_command_that_reproduces_it(done, folder):
