@@ -187,6 +187,8 @@ def logits_of(kind: str, rows: int, width: int) -> torch.Tensor:
         "ascending": lambda: column - width / 2,
         "cluster": lambda: randn(rows, width) + 9.0 * (column < 200),
         "infinite": lambda: torch.where(column % 3 == 0, float("-inf"), randn(rows, width)),
+        "outliers": lambda: randn(rows, width) + 1e30 * (column % 400 == 7),
+        "close": lambda: 1e6 + (torch.randint(0, 99, (rows, width), device=DEVICE) + (column > 300)) * 0.0625,
     }[kind]()
 
 
@@ -224,7 +226,7 @@ if not INTERPRETED:
         (70, 40000, 2048),
     ]
 for rows, width, k in SHAPES:
-    for kind in ("normal", "ties", "equal", "ascending", "cluster", "infinite"):
+    for kind in ("normal", "ties", "equal", "ascending", "cluster", "infinite", "outliers", "close"):
         check(topk_selects_the_best, rows=rows, width=width, k=k, kind=kind)
 
 
@@ -240,6 +242,23 @@ def topk_shares_a_row(kind: str) -> None:
 
 for kind in ("normal", "equal", "cluster"):
     check(topk_shares_a_row, kind=kind)
+
+
+def topk_ranks_nan_with_the_lowest(width: int, k: int) -> None:
+    logits = randn(3, width)
+    logits[:, ::3] = float("nan")
+    logits[1, 40:] = float("nan")
+    logits[2] = float("-inf")
+    logits[2, 5::97] = float("inf")
+    lens = integers([width, width, width - 1])
+    numbers = torch.where(logits.isnan(), float("-inf"), logits)
+    assert_topk(topk(logits=logits, candidate_lens=lens, k=k), numbers, lens, k)
+
+
+check(topk_ranks_nan_with_the_lowest, width=700, k=64)
+if not INTERPRETED:
+    check(topk_ranks_nan_with_the_lowest, width=16384, k=1024)
+    check(topk_ranks_nan_with_the_lowest, width=70000, k=512)
 
 
 def topk_refuses_more_than_it_can_rank() -> None:

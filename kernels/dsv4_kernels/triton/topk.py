@@ -1,14 +1,15 @@
 """The k best logits of every row, exactly, in an order that depends on the row alone.
 
-Everything rests on one step, ``_threshold``: bisect for a value that at least k of some keys reach, counting in
-registers. A row of up to 4,096 candidates is one such search. For a longer one the search first runs over maxima of
-strided groups: at least k candidates reach the k-th best of them, and unless the row is contrived hardly more do, so
-that one pass filters the row down to a few thousand candidates for the exact search. Where they don't suffice, the
-search falls back to the whole row.
+Everything rests on one step, ``_select``, over candidates that a program holds in registers. Of at least k groups of
+them, every group's maximum reaches the lowest such maximum, so at least k candidates do: those are counted in a
+histogram of equal steps from there to the row's maximum. One scan of it finds the bin of the k-th best; bins above are
+selected whole, and the few candidates within it are ranked against each other. Where too many share that bin, it is
+divided again, by the bits of the values, until few are left or all of them are equal.
 
-Up to 16,384 candidates all of that happens in one program. Beyond, programs share the row: one launch for the maxima,
-one for the filter (whose programs wait for their predecessors' counts, so that candidates keep a fixed order), and one
-for the exact search.
+Up to 16,384 candidates all of that happens in one program. Beyond, programs share the row: one launch for the maxima
+of many groups, one that filters the row by the bin of the k-th best maximum (its programs wait for their predecessors'
+counts, so that candidates keep a fixed order), and one that selects among the candidates left, hardly more than k. Rows
+of which thousands are left fall back to a search over the whole row.
 """
 
 import torch
@@ -16,91 +17,295 @@ import triton
 import triton.language as tl
 
 from dsv4_kernels.triton.launch import begin, launch_options
+from dsv4_kernels.triton.shared_words import (
+    buffer,
+    in_shared_memory,
+    increment,
+    load_four,
+    load_word,
+    raise_word,
+    store_four,
+    store_two,
+    store_word,
+    words,
+)
 
 _LARGEST = tl.constexpr(2.0**126)
-"""Bound of the values compared: beyond it, and at infinity, logits count as equal; NaN counts as the lowest."""
+_LEAST_APART = tl.constexpr(2.0**-100)
+"""Logits beyond the first, infinity included, count as equal, and so do those no farther apart than the second, where
+more than a hundred of them compete for the last places. NaN and -inf count as the lowest."""
 _SEGMENT = tl.constexpr(32)
 """Consecutive candidates that stay with one program when a row is shared: 128 bytes."""
+_LISTED = tl.constexpr(128)
+"""Candidates of one bin that are ranked against each other; more are divided again."""
+_LIST = tl.constexpr(4096)
+_BOUNDS = tl.constexpr(4352)
+_FOUND = tl.constexpr(4356)
+"""Places in a program's words, after up to 4,096 counters: values and indices of a bin, bounds, what a scan found."""
+_LEAST = tl.constexpr(-(2**31))
 
-_STRIDES = ["logits_stride", "found_stride", "groups", "parts", "k"]
+_STRIDES = ["logits_stride", "found_stride", "groups", "parts", "k", "width"]
 """Kept from specialisation: loads of several elements, which a stride known to be a multiple of 16 allows, would not
 have the layout of the scattered stores that follow, and the whole row would go through shared memory in between."""
 
 _MOST_SELECTED = 4096
-_DIRECT = 4096
 _ONE_PROGRAM = 16384
 
 
 @triton.jit
-def _values(row, index, length):
-    """Logits at ``index``, bounded so that sums of two are finite; below every valid one from ``length`` on."""
-    valid = index < length
-    x = tl.load(row + index, mask=valid, other=0.0)
-    return tl.where(valid, tl.minimum(tl.maximum(x, -_LARGEST), _LARGEST), float("-inf"))
+def _keys(values):
+    """fp32 as int32 of the same order; its own inverse on the bits."""
+    bits = values.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
-def _total(counts):
-    """Sum over [C, R]."""
-    return tl.sum(tl.sum(counts, axis=1), axis=0)
+def _value(key):
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _highest(values):
-    return tl.max(tl.max(values, axis=1), axis=0)
+def _clear(mine, COLUMNS: tl.constexpr, SHARED: tl.constexpr):
+    """Zero the 4 * COLUMNS counters and lower the bounds."""
+    thread = tl.arange(0, COLUMNS)
+    zero = thread * 0
+    store_four(mine, 4 * thread, zero, zero, zero, zero, zero == 0, SHARED)
+    store_word(mine, _BOUNDS + thread, zero + _LEAST, thread < 4, SHARED)
+    tl.debug_barrier()
 
 
 @triton.jit
-def _lowest_valid(values, highest):
-    return tl.min(tl.min(tl.where(values == float("-inf"), highest, values), axis=1), axis=0)
+def _raise_bounds(mine, high, low, SHARED: tl.constexpr):
+    """The highest of ``high`` and the lowest of ``low`` [C], of all threads, into clear words."""
+    raise_word(mine, _BOUNDS, _keys(high), SHARED)
+    raise_word(mine, _BOUNDS + 1, ~_keys(low), SHARED)
+    tl.debug_barrier()
+    highest, lowest, _, _ = load_four(mine, _BOUNDS, SHARED)
+    return _value(highest), _value(~lowest)
 
 
 @triton.jit
-def _above(highest):
-    """A value that none reaches."""
-    return highest + tl.maximum(tl.abs(highest) * 2.0**-22, 1e-37)
+def _bounds(mine, values, GROUPS: tl.constexpr, COLUMNS: tl.constexpr, SHARED: tl.constexpr):
+    """The highest of values [C, R], and a value that at least as many reach as there are groups, GROUPS in each column.
+
+    Where a group has no value above -inf, the second is the lowest of those.
+    """
+    ROWS: tl.constexpr = values.shape[1]
+    maxima = tl.max(tl.reshape(values, [COLUMNS, GROUPS, ROWS // GROUPS]), axis=2)
+    maxima = tl.where(maxima == maxima, maxima, float("-inf"))
+    high, low = _raise_bounds(mine, tl.max(maxima, axis=1), tl.min(maxima, axis=1), SHARED)
+    if low == float("-inf"):
+        above = tl.where(values > float("-inf"), values, float("inf"))
+        raise_word(mine, _BOUNDS + 2, ~_keys(tl.min(above, axis=1)), SHARED)
+        tl.debug_barrier()
+        low = _value(~load_word(mine, _BOUNDS + 2, SHARED))
+    return high, low
 
 
 @triton.jit
-def _threshold(values, low, high, k, slack):
-    """A value that at least ``k`` of ``values`` [C, R] reach, at most ``k + slack`` unless equal values forbid it.
+def _steps(high, low, COLUMNS: tl.constexpr):
+    """Where to begin counting, and how many of the 4 * COLUMNS steps up to ``high`` fit into one."""
+    low = tl.minimum(low, _LARGEST)
+    scale = (4.0 * COLUMNS - 3.0) / (tl.minimum(high, _LARGEST) - low)
+    return low, tl.minimum(tl.maximum(scale, 1e-37), 3e38)
+
+
+@triton.jit
+def _bins(values, low, scale, COLUMNS: tl.constexpr):
+    """The step of each value, from 1 on, never decreasing in the value; 0 if it lies below ``low`` or is NaN."""
+    return tl.minimum(tl.maximum((values - low) * scale + 1.0, 0.0), 4.0 * COLUMNS - 1.0).to(tl.int32)
+
+
+@triton.jit
+def _kth_bin(mine, bins, k, COLUMNS: tl.constexpr, SHARED: tl.constexpr):
+    """The bin that holds the k-th best candidate, how many lie in bins above it, and how many in it.
 
     Args:
-        values: to search, at most 32,767.
-        low: a value that at least k reach.
-        high: a value that fewer than k reach.
-        k: wanted.
-        slack: how many more are good enough.
+        mine: words, counters zero.
+        bins: [C, R], 0 for what does not count; the bin is 0 if fewer than k count.
     """
-    reached = k + slack + 1
-    middle = low * 0.5 + high * 0.5
-    while (low < middle) & (middle < high) & (reached > k + slack):
-        third = (high - low) * 0.33333334
-        first = tl.where((low < low + third) & (low + third < high), low + third, middle)
-        second = tl.where((low < high - third) & (high - third < high), high - third, middle)
-        # two probes a step, their counts in one word: what a step costs is the reduction
-        both = _total((values >= first).to(tl.int32) + ((values >= second).to(tl.int32) << 16))
-        reached_first = both & 0xFFFF
-        reached_second = both >> 16
-        high = tl.where(reached_first < k, first, tl.where(reached_second < k, second, high))
-        low = tl.where(reached_second >= k, second, tl.where(reached_first >= k, first, low))
-        reached = tl.where(reached_second >= k, reached_second, tl.where(reached_first >= k, reached_first, reached))
-        middle = low * 0.5 + high * 0.5
-    return low
+    increment(mine, bins, SHARED)
+    tl.debug_barrier()
+    quad = COLUMNS - 1 - tl.arange(0, COLUMNS)
+    zeroth, first, second, third = load_four(mine, 4 * quad, SHARED)
+    zeroth = tl.where(quad == 0, 0, zeroth)
+    counts = zeroth + first + second + third
+    through = tl.cumsum(counts, axis=0)
+    above = through - counts
+    holds = (above < k) & ((through >= k) | (quad == 0))
+    chosen = 4 * quad + 3
+    count = third
+    beyond = above + third < k
+    chosen = tl.where(beyond, 4 * quad + 2, chosen)
+    above = tl.where(beyond, above + third, above)
+    count = tl.where(beyond, second, count)
+    beyond = beyond & (above + second < k)
+    chosen = tl.where(beyond, 4 * quad + 1, chosen)
+    above = tl.where(beyond, above + second, above)
+    count = tl.where(beyond, first, count)
+    beyond = beyond & (above + first < k)
+    chosen = tl.where(beyond, 4 * quad, chosen)
+    above = tl.where(beyond, above + first, above)
+    count = tl.where(beyond, zeroth, count)
+    store_four(mine, quad * 0 + _FOUND, chosen, above, count, count, holds, SHARED)
+    tl.debug_barrier()
+    chosen, above, count, _ = load_four(mine, _FOUND, SHARED)
+    return chosen, above, count
 
 
 @triton.jit
-def _emit(values, index, low, k, out):
-    """Write the indices of the ``k`` best: values above ``low``, then as many equal to it as are missing."""
-    above = values > low
-    equal = values == low
-    packed = above.to(tl.int32) + (equal.to(tl.int32) << 16)
+def _select(
+    mine, values, index, beyond, row, names, k, out,
+    COLUMNS: tl.constexpr, K: tl.constexpr, NAMED: tl.constexpr, SHARED: tl.constexpr,
+):  # fmt: skip
+    """Write the indices of the k best of values [C, R], more than k of which are valid; the words must be clear.
+
+    Args:
+        beyond: negative where a value is valid; the others are -inf.
+    """
+    ROWS: tl.constexpr = values.shape[1]
+    WANTED: tl.constexpr = K // COLUMNS if K > COLUMNS else 1
+    high, low = _bounds(mine, values, WANTED if WANTED < ROWS else ROWS, COLUMNS, SHARED)
+    low, scale = _steps(high, low, COLUMNS)
+    bins = _bins(values, low, scale, COLUMNS)
+    chosen, above, count = _kth_bin(mine, bins, k, COLUMNS, SHARED)
+    if chosen == 0:
+        # fewer than k lie above -inf: any of the others will do
+        bins = tl.maximum(2 * tl.minimum(bins, 1), (beyond >> 31) & 1)
+        count = k - above
+        store_word(mine, _FOUND, 1, count >= 0, SHARED)
+        tl.debug_barrier()
+    apart = True
+    while (count > _LISTED) & (above + count != k) & apart:
+        inside = bins == chosen
+        tl.debug_barrier()
+        _clear(mine, COLUMNS, SHARED)
+        highest = tl.max(tl.where(inside, values, float("-inf")), axis=1)
+        lowest = tl.min(tl.where(inside, values, float("inf")), axis=1)
+        high, low = _raise_bounds(mine, highest, lowest, SHARED)
+        apart = tl.minimum(high, _LARGEST) - low > _LEAST_APART
+        low, scale = _steps(high, low, COLUMNS)
+        bins = _bins(values, low, scale, COLUMNS)
+        chosen, above, count = _kth_bin(mine, bins, k, COLUMNS, SHARED)
+    if ROWS <= 8:
+        _emit(mine, values, index, bins, above, count, k, out, COLUMNS, SHARED)
+    else:
+        _emit_sparse(mine, row, names, bins, above, count, k, out, COLUMNS, NAMED, SHARED)
+
+
+@triton.jit
+def _emit(mine, values, index, bins, above, count, k, out, COLUMNS: tl.constexpr, SHARED: tl.constexpr):
+    """Write the indices of the k best: those in bins above the one found, and as many of those in it as are missing."""
+    chosen = load_word(mine, _FOUND, SHARED)
+    packed = tl.where(bins > chosen, 1, tl.where(bins == chosen, 65536, 0))
     within = tl.cumsum(packed, axis=1)
     per_column = tl.sum(packed, axis=1)
     before = (tl.cumsum(per_column, axis=0) - per_column)[:, None] + within - packed
-    better = _total(above.to(tl.int32))
-    rank = tl.where(above, before & 0xFFFF, better + (before >> 16))
-    tl.store(out + rank, index, mask=(above | equal) & (rank < k))
+    # asked for again, so that comparisons are repeated rather than 64 of their outcomes carried along
+    chosen = load_word(mine, _FOUND, SHARED)
+    tl.store(out + (before & 0xFFFF), index, mask=bins > chosen)
+    place = before >> 16
+    if (count <= _LISTED) & (above + count != k):
+        store_two(mine, _LIST + 2 * place, values.to(tl.int32, bitcast=True), index, bins, chosen, SHARED)
+        tl.debug_barrier()
+        _emit_listed(mine, count, k - above, out + above, COLUMNS, SHARED)
+    else:
+        tl.store(out + above + place, index, mask=(bins == chosen) & (above + place < k))
+
+
+@triton.jit
+def _bits(flags):
+    """Flags [C, R] as the bits of int32 [C]."""
+    ROWS: tl.constexpr = flags.shape[1]
+    tl.static_assert(ROWS <= 32)
+    return tl.sum(tl.where(flags, (1 << tl.arange(0, ROWS))[None, :], 0), axis=1)
+
+
+@triton.jit
+def _population(bits):
+    """Ones in int32."""
+    bits = bits - ((bits >> 1) & 0x55555555)
+    bits = (bits & 0x33333333) + ((bits >> 2) & 0x33333333)
+    return ((((bits + (bits >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24) & 0xFF
+
+
+@triton.jit
+def _lowest_bit(bits):
+    """Number of the lowest one in int32; any where there is none."""
+    lowest = (bits & -bits).to(tl.uint32, bitcast=True).to(tl.float32)
+    return (lowest.to(tl.int32, bitcast=True) >> 23) - 127
+
+
+@triton.jit
+def _emit_sparse(
+    mine, row, names, bins, above, count, k, out, COLUMNS: tl.constexpr, NAMED: tl.constexpr, SHARED: tl.constexpr
+):  # fmt: skip
+    """Like ``_emit``, for threads with many candidates of which few are selected: by way of a bit for each."""
+    chosen = load_word(mine, _FOUND, SHARED)
+    better = _bits(bins > chosen)
+    level = _bits(bins == chosen)
+    better_count = _population(better)
+    level_count = _population(level)
+    raise_word(mine, _BOUNDS + 3, tl.maximum(better_count, level_count), SHARED)
+    tl.debug_barrier()
+    packed = better_count + (level_count << 16)
+    before = tl.cumsum(packed, axis=0) - packed
+    most = load_word(mine, _BOUNDS + 3, SHARED)
+    rank = before & 0xFFFF
+    place = before >> 16
+    thread = tl.arange(0, COLUMNS)
+    listed = (count <= _LISTED) & (above + count != k)
+    while most > 0:
+        index = thread + COLUMNS * _lowest_bit(better)
+        if NAMED:
+            index = tl.load(names + index, mask=better != 0, other=0)
+        tl.store(out + rank, index, mask=better != 0)
+        better = better & (better - 1)
+        rank += 1
+        index = thread + COLUMNS * _lowest_bit(level)
+        wanted = level != 0
+        if listed:
+            value = tl.load(row + index, mask=wanted, other=0.0).to(tl.int32, bitcast=True)
+            if NAMED:
+                index = tl.load(names + index, mask=wanted, other=0)
+            store_two(mine, _LIST + 2 * place, value, index, wanted.to(tl.int32), 1, SHARED)
+        else:
+            if NAMED:
+                index = tl.load(names + index, mask=wanted, other=0)
+            tl.store(out + above + place, index, mask=wanted & (above + place < k))
+        level = level & (level - 1)
+        place += 1
+        most -= 1
+    if listed:
+        tl.debug_barrier()
+        _emit_listed(mine, count, k - above, out + above, COLUMNS, SHARED)
+
+
+@triton.jit
+def _precedes(value, at, own, thread):
+    """Whether the list's entry ``at`` ranks before entry ``thread``."""
+    other = value.to(tl.float32, bitcast=True)
+    return ((other > own) | ((other == own) & (at < thread))).to(tl.int32)
+
+
+@triton.jit
+def _emit_listed(mine, count, wanted, out, COLUMNS: tl.constexpr, SHARED: tl.constexpr):
+    """Rank the ``count`` candidates of the list against each other and write the indices of the ``wanted`` best."""
+    thread = tl.arange(0, COLUMNS)
+    place = _LIST + 2 * tl.minimum(thread, _LISTED - 1)
+    own = load_word(mine, place, SHARED).to(tl.float32, bitcast=True)
+    index = load_word(mine, place + 1, SHARED)
+    rank = thread * 0
+    at = 0
+    while at < count:
+        first, _, second, _ = load_four(mine, _LIST + 2 * at, SHARED)
+        third, _, fourth, _ = load_four(mine, _LIST + 2 * at + 4, SHARED)
+        rank += _precedes(first, at, own, thread)
+        rank += tl.where(at + 1 < count, _precedes(second, at + 1, own, thread), 0)
+        rank += tl.where(at + 2 < count, _precedes(third, at + 2, own, thread), 0)
+        rank += tl.where(at + 3 < count, _precedes(fourth, at + 3, own, thread), 0)
+        at += 4
+    tl.store(out + rank, index, mask=(thread < count) & (rank < wanted))
 
 
 @triton.jit
@@ -110,96 +315,43 @@ def _emit_all(length, k, out, K: tl.constexpr):
     tl.store(out + column, tl.where(column < length, column, -1), mask=column < k)
 
 
-@triton.jit
-def _select(values, index, low, high, k, out):
-    """The exact search over values [C, R], at least k of which reach ``low`` and none ``high``."""
-    _emit(values, index, _threshold(values, low, high, k, 0), k, out)
-
-
-@triton.jit
-def _filter_threshold(maxima, k):
-    """A value that at least k group maxima [C, R] reach, and few more; and one that no maximum reaches.
-
-    With fewer than k groups that hold anything it is the bound of valid values, which all of them reach.
-    """
-    high = _above(_highest(maxima))
-    enough = _total((maxima > float("-inf")).to(tl.int32)) >= k
-    low = _lowest_valid(maxima, high)
-    return tl.where(enough, _threshold(maxima, low, high, k, k // 8), -_LARGEST), high
-
-
-@triton.jit
-def _compact(values, index, flags, offset, found_values, found_index, capacity):
-    """Write flagged candidates from ``offset`` of the lists on, those that have room."""
-    flag = flags.to(tl.int32)
-    per_column = tl.sum(flag, axis=1)
-    place = offset + (tl.cumsum(per_column, axis=0) - per_column)[:, None] + tl.cumsum(flag, axis=1) - flag
-    kept = flags & (place < capacity)
-    tl.store(found_values + place, values, mask=kept)
-    tl.store(found_index + place, index, mask=kept)
-
-
-@triton.jit
-def _select_found(values, index, found, low, high, k, out, CAPACITY: tl.constexpr, THREADS: tl.constexpr):
-    """The exact search among ``found`` listed candidates; ``low`` and ``high`` bound them."""
-    place = tl.arange(0, THREADS)[:, None] + THREADS * tl.arange(0, CAPACITY // THREADS)[None, :]
-    x = tl.load(values + place, mask=place < found, other=float("-inf"))
-    number = tl.load(index + place, mask=place < found, other=-1)
-    _select(x, number, low, high, k, out)
-
-
 @triton.jit(do_not_specialize=_STRIDES)
-def _direct_kernel(
-    logits, logits_stride, lens, out, k, COLUMNS: tl.constexpr, ROWS: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr
-):  # fmt: skip
-    """Select in a row that one program searches at once."""
-    begin(PDL)
-    token = tl.program_id(0).to(tl.int64)
-    length = tl.load(lens + token)
-    index = tl.arange(0, COLUMNS)[:, None] + COLUMNS * tl.arange(0, ROWS)[None, :]
-    values = _values(logits + token * logits_stride, index, length)
-    out += token * k
-    if length <= k:
-        _emit_all(length, k, out, K)
-    else:
-        high = _above(_highest(values))
-        _select(values, index, _lowest_valid(values, high), high, k, out)
-
-
-@triton.jit(do_not_specialize=_STRIDES)
-def _one_program_kernel(
-    logits, logits_stride, lens, out, k, found_values, found_index, found_stride,
-    COLUMNS: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, CAPACITY: tl.constexpr, K: tl.constexpr,
+def _row_kernel(
+    logits, logits_stride, lens, out, k, width, memory,
+    COLUMNS: tl.constexpr, ROWS: tl.constexpr, K: tl.constexpr, EAGER: tl.constexpr, SHARED: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Filter a row that one program holds by way of GROUPS groups per column, list what is left, and select there."""
+    """Select in a row that one program holds; EAGER asks for the row before its length is known."""
+    mine = words(memory, SHARED)
+    _clear(mine, COLUMNS, SHARED)
     begin(PDL)
     token = tl.program_id(0).to(tl.int64)
     length = tl.load(lens + token)
-    index = tl.arange(0, COLUMNS)[:, None] + COLUMNS * tl.arange(0, ROWS)[None, :]
-    values = _values(logits + token * logits_stride, index, length)
+    thread = tl.arange(0, COLUMNS)[:, None]
+    turn = COLUMNS * tl.arange(0, ROWS)[None, :]
+    row = logits + token * logits_stride
     out += token * k
+    # compared and added up so that what differs between a thread's candidates is a constant
+    if EAGER:
+        values = tl.load((row + thread) + turn, mask=turn < width - thread, other=0.0)
+        values = tl.where(turn < length - thread, values, float("-inf"))
+    else:
+        values = tl.load((row + thread) + turn, mask=turn < length - thread, other=float("-inf"))
     if length <= k:
         _emit_all(length, k, out, K)
     else:
-        low, high = _filter_threshold(tl.max(tl.reshape(values, [COLUMNS, GROUPS, ROWS // GROUPS]), axis=2), k)
-        flags = values >= low
-        found = _total(flags.to(tl.int32))
-        if found <= CAPACITY:
-            found_values += token * found_stride
-            found_index += token * found_stride
-            _compact(values, index, flags, 0, found_values, found_index, CAPACITY)
-            tl.debug_barrier()
-            _select_found(found_values, found_index, found, low, high, k, out, CAPACITY, COLUMNS)
-        else:
-            _select(values, index, low, high, k, out)
+        _select(mine, values, thread + turn, thread + turn - length, row, row, k, out, COLUMNS, K, False, SHARED)
 
 
 @triton.jit
 def _shared_index(part, parts, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Candidates [COLUMNS, ROWS] of one of ``parts`` programs: segments dealt out in turn, so that neighbours part."""
-    mine = tl.arange(0, COLUMNS)[:, None] + COLUMNS * tl.arange(0, ROWS)[None, :]
-    return (mine // _SEGMENT * parts + part) * _SEGMENT + mine % _SEGMENT
+    """Candidates [COLUMNS, ROWS] of one of ``parts`` programs: segments dealt out in turn, so that neighbours part.
+
+    Returns:
+        The first candidate of each column, and what lies between those of a column.
+    """
+    thread = tl.arange(0, COLUMNS)
+    return (thread // _SEGMENT * parts + part) * _SEGMENT + thread % _SEGMENT, COLUMNS * parts
 
 
 @triton.jit(do_not_specialize=_STRIDES)
@@ -212,7 +364,9 @@ def _maxima_kernel(
     part = tl.program_id(0) % parts
     token = (tl.program_id(0) // parts).to(tl.int64)
     length = tl.load(lens + token)
-    values = _values(logits + token * logits_stride, _shared_index(part, parts, ROWS, COLUMNS), length)
+    first, step = _shared_index(part, parts, ROWS, COLUMNS)
+    index = first[:, None] + step * tl.arange(0, ROWS)[None, :]
+    values = tl.load(logits + token * logits_stride + index, mask=index < length, other=float("-inf"))
     place = (token * parts + part) * COLUMNS + tl.arange(0, COLUMNS)
     tl.store(maxima + place, tl.max(values, axis=1))
     tl.store(counts + token * parts + part, 0)
@@ -220,23 +374,32 @@ def _maxima_kernel(
 
 @triton.jit(do_not_specialize=_STRIDES)
 def _filter_kernel(
-    logits, logits_stride, lens, k, maxima, groups, counts, found_values, found_index, found_stride, parts,
+    logits, logits_stride, lens, k, maxima, groups, counts, found_values, found_index, found_stride, parts, memory,
     PARTS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CAPACITY: tl.constexpr,
-    PDL: tl.constexpr,
+    K: tl.constexpr, SHARED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Append one program's candidates that reach the filter's threshold."""
+    """Append one program's candidates that reach the bin of the k-th best maximum, or all where maxima are too few."""
+    mine = words(memory, SHARED)
+    _clear(mine, COLUMNS, SHARED)
     begin(PDL)
     part = tl.program_id(0) % parts
     token = (tl.program_id(0) // parts).to(tl.int64)
     length = tl.load(lens + token)
+    every = tl.arange(0, COLUMNS)[:, None] + COLUMNS * tl.arange(0, GROUPS // COLUMNS)[None, :]
+    tops = tl.load(maxima + token * groups + every, mask=every < groups, other=float("-inf"))
     if length > k:
-        every = tl.arange(0, COLUMNS)[:, None] + COLUMNS * tl.arange(0, GROUPS // COLUMNS)[None, :]
-        tops = tl.load(maxima + token * groups + every, mask=every < groups, other=float("-inf"))
-        index = _shared_index(part, parts, ROWS, COLUMNS)
-        values = _values(logits + token * logits_stride, index, length)
-        low, _ = _filter_threshold(tops, k)
-        flags = values >= low
-        count = _total(flags.to(tl.int32))
+        row = logits + token * logits_stride
+        first, step = _shared_index(part, parts, ROWS, COLUMNS)
+        index = first[:, None] + step * tl.arange(0, ROWS)[None, :]
+        values = tl.load(row + index, mask=index < length, other=float("-inf"))
+        WANTED: tl.constexpr = K // COLUMNS if K > COLUMNS else 1
+        high, low = _bounds(mine, tops, WANTED, COLUMNS, SHARED)
+        low, scale = _steps(high, low, COLUMNS)
+        chosen, _, _ = _kth_bin(mine, _bins(tops, low, scale, COLUMNS), k, COLUMNS, SHARED)
+        bits = _bits((_bins(values, low, scale, COLUMNS) >= chosen) & (index < length))
+        counts_here = _population(bits)
+        count = tl.sum(counts_here, axis=0)
+        most = tl.max(counts_here, axis=0)
         tl.atomic_xchg(counts + token * parts + part, count + 1, sem="release")
         # a count is published as its value plus one; programs start in order, so predecessors are running or done
         before = tl.arange(0, PARTS)
@@ -246,43 +409,56 @@ def _filter_kernel(
             published = tl.load(counts + token * parts + before, mask=before < part, other=0, volatile=True)
             waiting = part - tl.sum((published > 0).to(tl.int32), axis=0)
             total = tl.sum(published, axis=0) - part
-        _compact(
-            values,
-            index,
-            flags,
-            total,
-            found_values + token * found_stride,
-            found_index + token * found_stride,
-            CAPACITY,
-        )
+        at = token * found_stride + total + tl.cumsum(counts_here, axis=0) - counts_here
+        end = token * found_stride + CAPACITY
+        while most > 0:
+            place = first + step * _lowest_bit(bits)
+            kept = (bits != 0) & (at < end)
+            tl.store(found_values + at, tl.load(row + place, mask=kept, other=0.0), mask=kept)
+            tl.store(found_index + at, place, mask=kept)
+            bits = bits & (bits - 1)
+            at += 1
+            most -= 1
 
 
 @triton.jit(do_not_specialize=_STRIDES)
 def _select_kernel(
-    logits, logits_stride, lens, out, k, counts, found_values, found_index, found_stride, parts,
-    PARTS: tl.constexpr, CAPACITY: tl.constexpr, THREADS: tl.constexpr, BLOCK: tl.constexpr, K: tl.constexpr,
-    PDL: tl.constexpr,
+    logits, logits_stride, lens, out, k, counts, found_values, found_index, found_stride, parts, memory,
+    PARTS: tl.constexpr, CAPACITY: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, K: tl.constexpr,
+    SHARED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The exact search among a row's filtered candidates, or through the whole row where they are too many."""
+    """Select among a row's filtered candidates, or in the whole row where they are too many."""
+    mine = words(memory, SHARED)
+    _clear(mine, COLUMNS, SHARED)
     begin(PDL)
     token = tl.program_id(0).to(tl.int64)
     length = tl.load(lens + token)
+    every = tl.arange(0, PARTS)
+    published = tl.load(counts + token * parts + every, mask=every < parts, other=1)
+    # the lists are asked for before it is known how much of them was written
+    at = tl.arange(0, COLUMNS)[:, None] + COLUMNS * tl.arange(0, CAPACITY // COLUMNS)[None, :]
+    found_values += token * found_stride
+    found_index += token * found_stride
+    values = tl.load(found_values + at)
+    index = tl.load(found_index + at)
     out += token * k
     if length <= k:
         _emit_all(length, k, out, K)
     else:
-        every = tl.arange(0, PARTS)
-        found = tl.sum(tl.load(counts + token * parts + every, mask=every < parts, other=1) - 1, axis=0)
+        found = tl.sum(published - 1, axis=0)
         if found <= CAPACITY:
-            first = token * found_stride
-            place = tl.arange(0, THREADS)[:, None] + THREADS * tl.arange(0, CAPACITY // THREADS)[None, :]
-            values = tl.load(found_values + first + place, mask=place < found, other=float("-inf"))
-            high = _above(_highest(values))
-            low = _lowest_valid(values, high)
-            index = tl.load(found_index + first + place, mask=place < found, other=-1)
-            _select(values, index, low, high, k, out)
+            values = tl.where(at < found, values, float("-inf"))
+            _select(mine, values, index, at - found, found_values, found_index, k, out, COLUMNS, K, True, SHARED)
         else:
             _select_streaming(logits + token * logits_stride, length, k, out, BLOCK)
+
+
+@triton.jit
+def _values(row, index, length):
+    """Logits bounded so that sums are finite, NaN the lowest; below every valid one from ``length`` on."""
+    valid = index < length
+    x = tl.load(row + index, mask=valid, other=0.0)
+    return tl.where(valid, tl.minimum(tl.maximum(x, -_LARGEST), _LARGEST), float("-inf"))
 
 
 @triton.jit
@@ -297,7 +473,7 @@ def _select_streaming(row, length, k, out, BLOCK: tl.constexpr):
         highest = tl.maximum(highest, tl.max(values, axis=0))
         low = tl.minimum(low, tl.min(tl.where(values == float("-inf"), _LARGEST, values), axis=0))
         at += BLOCK
-    high = _above(highest)
+    high = highest + tl.maximum(tl.abs(highest) * 2.0**-22, 1e-37)
     middle = low * 0.5 + high * 0.5
     reached = k + 1
     while (low < middle) & (middle < high) & (reached != k):
@@ -355,30 +531,18 @@ def topk(*, logits: torch.Tensor, candidate_lens: torch.Tensor, k: int) -> torch
     if tokens == 0:
         return out
     common = (logits, logits.stride(0), candidate_lens)
-    padded = max(triton.next_power_of_2(max(width, 1)), 128)
-    constants = {"K": triton.next_power_of_2(k), **launch_options()}
+    padded = max(triton.next_power_of_2(max(width, 1)), 256)
+    constants = {"K": triton.next_power_of_2(k), "SHARED": in_shared_memory(), **launch_options()}
     if padded > _ONE_PROGRAM:
         _shared(common, out, k, width, constants)
         return out
-    warps = 4 if padded <= 2048 else 8 if padded <= _DIRECT else 16
+    warps, eager = next(shape for most, shape in _SHAPES.items() if padded <= most)
     columns = 32 * warps
-    shape = {"COLUMNS": columns, "ROWS": padded // columns, "num_warps": warps}
-    if padded <= _DIRECT:
-        _direct_kernel[(tokens,)](*common, out, k, **shape, **constants)
-        return out
-    values, index = _lists(tokens, 2 * constants["K"], out.device)
-    groups = min(max(2048, 2 * constants["K"]), padded // 2) // columns
-    _one_program_kernel[(tokens,)](
-        *common, out, k, values, index, values.stride(0), GROUPS=groups, CAPACITY=values.shape[1], **shape, **constants
-    )
+    _row_kernel[(tokens,)](
+        *common, out, k, width, buffer(tokens, out.device), COLUMNS=columns, ROWS=max(padded // columns, 1),
+        EAGER=eager, num_warps=warps, **constants,
+    )  # fmt: skip
     return out
-
-
-def _lists(tokens: int, least: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Room for the candidates that pass a row's filter: values and indices, 2,048 or more a row."""
-    capacity = max(2048, least)
-    shape = (tokens, capacity)
-    return torch.empty(shape, dtype=torch.float32, device=device), torch.empty(shape, dtype=torch.int32, device=device)
 
 
 def _shared(common: tuple[object, ...], out: torch.Tensor, k: int, width: int, constants: dict[str, object]) -> None:
@@ -389,26 +553,30 @@ def _shared(common: tuple[object, ...], out: torch.Tensor, k: int, width: int, c
     parts = triton.cdiv(width, per_program)
     per_part = triton.cdiv(4 * constants["K"], parts)
     groups = min(max(triton.next_power_of_2(per_part), 32), per_program // 2)
-    values, index = _lists(tokens, 4 * constants["K"], device)
-    capacity = values.shape[1]
-    warps = 8 if per_program <= 4096 else 16
+    capacity = max(2048, 4 * constants["K"])
+    values = torch.empty(tokens, capacity, dtype=torch.float32, device=device)
+    index = torch.empty(tokens, capacity, dtype=torch.int32, device=device)
     maxima = torch.empty(tokens, parts, groups, dtype=torch.float32, device=device)
     counts = torch.empty(tokens, parts, dtype=torch.int32, device=device)
     padded_parts = triton.next_power_of_2(parts)
+    warps = 8 if per_program <= 4096 else 16
+    select_warps = 8 if capacity == 2048 else 16
     columns = 32 * warps
-    options = {name: value for name, value in constants.items() if name != "K"}
+    options = {name: value for name, value in constants.items() if name not in ("K", "SHARED")}
     _maxima_kernel[(tokens * parts,)](
         *common, maxima, counts, parts, COLUMNS=groups, ROWS=per_program // groups, num_warps=warps, **options
     )
     _filter_kernel[(tokens * parts,)](
-        *common, k, maxima, parts * groups, counts, values, index, capacity, parts, PARTS=padded_parts,
-        GROUPS=max(triton.next_power_of_2(parts * groups), columns), COLUMNS=columns, ROWS=per_program // columns,
-        CAPACITY=capacity, num_warps=warps, **options,
+        *common, k, maxima, parts * groups, counts, values, index, capacity, parts, buffer(tokens * parts, device),
+        PARTS=padded_parts, GROUPS=max(triton.next_power_of_2(parts * groups), columns, constants["K"]),
+        COLUMNS=columns, ROWS=per_program // columns, CAPACITY=capacity, num_warps=warps, **constants,
     )  # fmt: skip
     _select_kernel[(tokens,)](
-        *common, out, k, counts, values, index, capacity, parts, PARTS=padded_parts, CAPACITY=capacity, THREADS=512,
-        BLOCK=8192, num_warps=16, **constants,
+        *common, out, k, counts, values, index, capacity, parts, buffer(tokens, device), PARTS=padded_parts,
+        CAPACITY=capacity, COLUMNS=32 * select_warps, BLOCK=256 * select_warps, num_warps=select_warps, **constants,
     )  # fmt: skip
 
 
+_SHAPES = {2048: (8, True), 4096: (8, True), _ONE_PROGRAM: (16, False)}
+"""Warps of a program that holds a row, and whether it asks for the row before it knows the length, by row width."""
 _PROGRAMS = 128
