@@ -20,9 +20,11 @@ LAYER_COSINE = 0.9995
 ACCUMULATION_TOLERANCE = 1e-4
 """Element relative to its row's maximum, where bf16 operands are accumulated and returned in fp32; a result rounded to
 bf16 would be 4e-3 off."""
-LOGIT_TOLERANCE = 2.0**-10
-"""Logit relative to the row's largest sum of |terms|; entries within as much of the row's largest |logit| may swap in a
-top-k. In a row of many entries the two scales are about the same."""
+LOGIT_TOLERANCE = 2.0**-11
+"""Logit relative to the row's largest sum of |terms|. Hopper's fp8 tensor cores cut sums 13 bits below their largest
+addend, which leaves up to 2e-4; products or weights rounded to bf16 are 7e-4 off."""
+SELECTION_TOLERANCE = 2.0**-10
+"""Entries whose logits are this close, relative to the row's largest |logit|, may swap in a top-k."""
 LSE_TOLERANCE = 1e-2
 """Absolute, natural log; the relative error of the softmax denominator."""
 QUANTISED_TOLERANCE = 1e-6

@@ -12,6 +12,7 @@ from dsv4bench.verify.difference import (
     LOGIT_TOLERANCE,
     LSE_TOLERANCE,
     ROW_TOLERANCE,
+    SELECTION_TOLERANCE,
     Difference,
     activation_difference,
     describe,
@@ -148,7 +149,7 @@ def _topk(arguments: dict[str, Any], actual: Outputs, expected: Outputs, tokens:
         Difference(
             "selection",
             float(beaten[flat]),
-            LOGIT_TOLERANCE,
+            SELECTION_TOLERANCE,
             describe(flat, beaten.shape, ("token",), tokens),
             {"selection_recall": recall},
         ),

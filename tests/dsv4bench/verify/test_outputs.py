@@ -63,13 +63,20 @@ def test_a_logit_whose_heads_cancel_may_be_off_by_a_little_of_its_terms() -> Non
     logit, terms = reference.indexer_logits(**arguments), 1.999 * plus
     assert float(logit / terms) == pytest.approx(1 / 1999, rel=0.01)
     assert check(arguments, logit + terms * 2.0**-13)
-    assert not check(arguments, logit + terms * 2.0**-9)
+    assert not check(arguments, logit + terms * 2.0**-10)
 
 
 @pytest.mark.parametrize("entries", [1, 2, 300])
 def test_the_accumulation_of_fp8_tensor_cores_is_right(entries: int) -> None:
     arguments = logits_case(8, entries)
     assert check(arguments, from_dots(arguments, fourteen_bits))
+
+
+def test_products_or_weights_rounded_to_bf16_are_wrong() -> None:
+    arguments = logits_case(8, 300)
+    assert not check(arguments, from_dots(arguments, lambda products: products.sum(-1).bfloat16().double()))
+    weights = arguments["index_weights"].bfloat16().float()
+    assert not check(arguments, reference.indexer_logits(**(arguments | {"index_weights": weights})))
 
 
 def test_a_head_or_a_dimension_left_out_is_wrong() -> None:
