@@ -1,8 +1,8 @@
 """Sparse attention over two paged caches in one pass: any head count, fp8 and bf16 entries, V4 and V3.2 formats.
 
 A token's entries (window, then compressed) form tiles; a program takes one token, a block of heads and a share of the
-tiles. With more than one share the outputs are partial and a second kernel joins them. On Hopper,
-fp8 entries go to Gluon kernels, one for each format; everything else, the interpreter included, to the one here.
+tiles. With more than one share the outputs are partial and a second kernel joins them. On Hopper, fp8 entries go to
+Gluon kernels, one for each format; everything else, the interpreter included, to the one here.
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from dsv4_kernels.cache import PagedCache
+from dsv4_kernels.triton.join_shares import join_shares
 from dsv4_kernels.triton.launch import begin, launch_options
 from dsv4_kernels.triton.splits import TILE, Gpu, plan_splits
 
@@ -20,8 +21,6 @@ _SMALL_TILE = 16
 _VALUE = tl.constexpr(512)
 _LOG2E = tl.constexpr(1.4426950408889634)
 _LN2 = tl.constexpr(0.6931471805599453)
-_JOINED_AT_ONCE = 16
-_JOIN_BYTES = 8192
 
 
 @triton.jit
@@ -178,67 +177,6 @@ def _sparse_attention_kernel(
         tl.store(place + column[None, :], values, mask=mine)
 
 
-@triton.jit(do_not_specialize=["num_heads", "num_splits"])
-def _combine_kernel(
-    partial, partial_lse, sink, out, lse, num_heads, num_splits,
-    HAS_SINK: tl.constexpr, SPLITS: tl.constexpr, ROUNDS: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Join the shares of one (token, head), WIDTH output dims a program, SPLITS shares at a time."""
-    begin(PDL)
-    token = (tl.program_id(0) // num_heads).to(tl.int64)
-    head = tl.program_id(0) % num_heads
-    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    every = tl.arange(0, ROUNDS * SPLITS)
-    rows = (token * num_splits + every) * num_heads + head
-    shares = tl.load(partial_lse + rows, mask=every < num_splits, other=float("-inf"))
-    top = tl.max(shares, axis=0)
-    seen = top > float("-inf")
-    shift = tl.where(seen, top, 0.0)
-    total = tl.sum(tl.exp2((shares - shift) * _LOG2E), axis=0)
-    natural = tl.where(seen, shift + tl.log2(tl.where(seen, total, 1.0)) * _LN2, float("-inf"))
-    norm = tl.where(seen, 1.0 / tl.where(seen, total, 1.0), 0.0)
-    if HAS_SINK:
-        norm = norm / (1.0 + tl.exp2((tl.load(sink + head) - tl.where(seen, natural, 0.0)) * _LOG2E))
-    acc = tl.zeros([WIDTH], tl.float32)
-    for step in tl.static_range(ROUNDS):
-        some = step * SPLITS + tl.arange(0, SPLITS)
-        row = (token * num_splits + some) * num_heads + head
-        share = tl.load(partial_lse + row, mask=some < num_splits, other=float("-inf"))
-        values = tl.load(
-            partial + row[:, None] * _VALUE + column[None, :], mask=(some < num_splits)[:, None], other=0.0
-        ).to(tl.float32)
-        acc += tl.sum(values * tl.exp2((share - shift) * _LOG2E)[:, None], axis=0)
-    place = token * num_heads + head
-    tl.store(out + place * _VALUE + column, (acc * norm).to(out.dtype.element_ty))
-    if tl.program_id(1) == 0:
-        tl.store(lse + place, natural)
-
-
-def _combine(
-    partial: torch.Tensor,
-    partial_lse: torch.Tensor,
-    sink: torch.Tensor | None,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    early: bool,
-) -> None:
-    """Launch the joining of partial outputs [T, splits, H, 512].
-
-    A program is one warp, so that it needs no shared memory: a multiprocessor divides its memory between cache and
-    shared memory in one way at a time, and changing it waits until the attention programs are gone (5 us for 1,024
-    programs). ``early`` launches dependently, which pays while most multiprocessors are free; programs that start early
-    gather on the few that are free otherwise.
-    """
-    tokens, splits, heads, width = partial.shape
-    at_once = min(_JOINED_AT_ONCE, triton.next_power_of_2(splits))
-    width = min(width, _JOIN_BYTES // (at_once * partial.element_size()))
-    _combine_kernel[(tokens * heads, 512 // width)](
-        partial, partial_lse, lse if sink is None else sink, out, lse, heads, splits, HAS_SINK=sink is not None,
-        SPLITS=at_once, ROUNDS=_join_rounds(splits), WIDTH=width, num_warps=1,
-        **(launch_options() if early else {"PDL": False}),
-    )  # fmt: skip
-
-
 def sparse_attention(
     *,
     q: torch.Tensor,
@@ -337,7 +275,7 @@ def sparse_attention(
             num_warps=8, num_stages=1, **launch_options(blocks * splits),
         )  # fmt: skip
     if split:
-        _combine(partial, partial_lse, sink, out, lse, early=2 * blocks * splits <= gpu.processors)
+        join_shares(partial, partial_lse, sink, out, lse, early=2 * blocks * splits <= gpu.processors)
     return out, lse
 
 
@@ -392,10 +330,6 @@ def offset_unit(q: torch.Tensor, first: PagedCache, second: PagedCache) -> int:
         if all(stride % unit == 0 for stride in strides) and extent < unit << 31:
             return unit
     return 0
-
-
-def _join_rounds(splits: int) -> int:
-    return triton.next_power_of_2(triton.cdiv(splits, _JOINED_AT_ONCE))
 
 
 @lru_cache
