@@ -17,8 +17,10 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Look at this machine: packages, GPUs and who uses them, timers, profilers."""
+    from dsv4bench.bench.device import parse_device
     from dsv4bench.bench.diagnosis import diagnose
 
+    parse_device(device)
     findings = diagnose(device)
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2, ensure_ascii=False))

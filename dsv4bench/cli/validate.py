@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from dsv4bench.providers.registry import require_known
-from dsv4bench.scenario.expand import expand
+from dsv4bench.cli.cases import known_cases
+from dsv4bench.errors import UserError
 from dsv4bench.scenario.loader import load_scenario
 
 
@@ -14,9 +14,18 @@ def validate(
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
 ) -> None:
     """Check scenarios without running anything; a mistake is named with its file and line (exit 2)."""
+    mistakes = []
     for name in scenarios:
-        scenario = load_scenario(name, overrides or ())
-        cases = expand(scenario)
-        for spec in dict.fromkeys(name for case in cases for name in case.provider.names):
-            require_known(spec)
-        typer.echo(f"{name}: valid, {len(cases)} case{'s' if len(cases) != 1 else ''}")
+        try:
+            scenario = load_scenario(name, overrides or ())
+        except UserError as error:
+            mistakes.append(str(error))
+            continue
+        try:
+            count = len(known_cases(scenario))
+        except UserError as error:  # of what the values mean together: no line is to blame
+            mistakes.append(f"{name}: {error}")
+            continue
+        typer.echo(f"{name}: valid, {count} case{'s' if count != 1 else ''}")
+    if mistakes:
+        raise UserError("\n".join(mistakes))

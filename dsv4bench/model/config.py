@@ -42,6 +42,8 @@ def load_shape(name_or_path: str) -> ModelShape:
         if not path.exists():
             raise UserError(f"{name_or_path}: the folder has no config.json")
     if not path.is_file():
+        if path.suffix == ".json":
+            raise UserError(f"{name_or_path}: no such file; name a config.json, or one of {', '.join(PRESETS)}")
         close = get_close_matches(name_or_path, PRESETS, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
         known = f"known models are {', '.join(PRESETS)}, or give the path of a config.json"

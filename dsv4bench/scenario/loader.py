@@ -142,7 +142,8 @@ def _sentence(detail: Any) -> str:
     if detail["type"] == "model_type":
         return f"should be a mapping, got {detail.get('input')!r}"
     got = detail.get("input")
-    return f"{message[0].lower()}{message[1:]}" + (f", got {got!r}" if isinstance(got, str | int | float) else "")
+    said = not isinstance(got, str | int | float) or str(got) in message
+    return f"{message[0].lower()}{message[1:]}" + ("" if said else f", got {got!r}")
 
 
 def _keys_at(location: Location) -> list[str]:

@@ -121,10 +121,23 @@ def test_help_imports_nothing_heavy():
             ["validate", "quickstart", "--set", "workload.bath=3"],
             "error: --set workload.bath=3: workload.bath: unknown",
         ),
-        (["validate", "quickstart", "--set", "model=v5"], "error: unknown model 'v5'"),
-        (["validate", "quickstart", "--set", "tp=3"], "error: tp 3 does not divide 64 heads"),
-        (["validate", "quickstart", "--set", "providers=[egaer]"], "error: unknown provider 'egaer'; known: eager"),
-        (["validate", "quickstart", "--set", "providers=no/such.py:X"], "error: no such provider file: no/such.py"),
+        (["validate", "quickstart", "--set", "model=v5"], "error: quickstart: unknown model 'v5'"),
+        (
+            ["validate", "quickstart", "--set", "model=no/config.json"],
+            "error: quickstart: no/config.json: no such file",
+        ),
+        (["validate", "quickstart", "--set", "tp=3"], "error: quickstart: tp 3 does not divide 64 heads"),
+        (
+            ["validate", "quickstart", "--set", "providers=[egaer]"],
+            "error: quickstart: unknown provider 'egaer'",
+        ),
+        (
+            ["validate", "quickstart", "--set", "providers=no/such.py:X"],
+            "error: quickstart: no such provider file",
+        ),
+        (["validate", "quickstart", "--set", "baseline.provider=egaer"], "error: quickstart: unknown provider 'egaer'"),
+        (["validate", "quickstart", "--set", "baseline.model=v9"], "error: quickstart: unknown model 'v9'"),
+        (["doctor", "--device", "tpu"], "error: --device tpu: expected auto, cpu, cuda or cuda:N"),
     ],
 )
 def test_wrong_input_is_one_sentence_and_exit_code_2(arguments, message):
@@ -133,6 +146,15 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(arguments, message):
     assert done.stderr.startswith(message)
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
+
+
+def test_every_wrong_scenario_is_named_and_the_right_ones_too(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.yaml").write_text(f"name: {name}\nmodel: v4-flash\nworkload: {{contxt: 1K}}\n")
+    done = cli("validate", str(tmp_path / "a.yaml"), "quickstart", str(tmp_path / "b.yaml"))
+    assert done.returncode == 2
+    assert done.stdout == "quickstart: valid, 16 cases\n"
+    assert all(f"{name}.yaml:3: workload.contxt: unknown key" in done.stderr for name in ("a", "b"))
 
 
 def test_an_unknown_command_is_exit_code_2():

@@ -1,0 +1,25 @@
+"""The cases of a scenario, before anything is imported or run: what they name has to exist."""
+
+from dsv4bench.model.config import load_shape
+from dsv4bench.providers.registry import require_known
+from dsv4bench.scenario.case import Case
+from dsv4bench.scenario.expand import expand
+from dsv4bench.scenario.schema import Scenario
+
+
+def known_cases(scenario: Scenario) -> list[Case]:
+    """Every case of a scenario.
+
+    Raises:
+        UserError: it can't be expanded, or it names a provider or a baseline that can't exist.
+    """
+    cases = expand(scenario)
+    for spec in dict.fromkeys(name for case in cases for name in case.provider.names):
+        require_known(spec)
+    provider, model = scenario.baseline.provider, scenario.baseline.model
+    if provider is not None and provider not in {case.provider.label for case in cases}:
+        for word in provider.split(","):
+            require_known(word.rpartition("=")[2])
+    if model is not None and model not in {case.shape.name for case in cases}:
+        load_shape(model)
+    return cases
