@@ -33,6 +33,15 @@ def machine_noise(manifest: Manifest, a: Sequence[Row], b: Sequence[Row]) -> Mac
     return MachineNoise(manifest=manifest, cases=cases)
 
 
+def with_stored(noise: MachineNoise, stored: MachineNoise) -> MachineNoise:
+    """A self-test of some cases, with what a stored one of the same hardware says of the others."""
+    if fingerprint_differences(stored.manifest, noise.manifest):
+        return noise
+    measured = {case.case_id for case in noise.cases}
+    kept = [case for case in stored.cases if case.case_id not in measured]
+    return MachineNoise(manifest=noise.manifest, cases=[*noise.cases, *kept])
+
+
 def recommended_tolerance(width: float) -> float | None:
     """Smallest step above a half-width, at least the strict preset's tolerance; None beyond what can be gated."""
     tolerance = max(PRESETS["strict"].tolerance, STEP * math.ceil(width / STEP - 1e-9))

@@ -18,6 +18,7 @@ from dsv4bench.cli.gate import Preset, noise_of
 from dsv4bench.cli.run import RUNS, Format, provider_override, selected_cases
 from dsv4bench.errors import MeasurementError, UserError
 from dsv4bench.results.baseline import ROOT
+from dsv4bench.results.noise import read_noise
 from dsv4bench.results.run_directory import Run, new_run_path
 from dsv4bench.scenario.case import Case
 from dsv4bench.scenario.loader import load_scenario
@@ -58,6 +59,8 @@ def ab(
     from dsv4bench.bench.device import parse_device
 
     parse_device(device)
+    if selftest is not None:
+        read_noise(selftest)  # a file that can't be read is said before hours of measuring
     with ExitStack() as stack:
         parties = (
             _party(stack, a, scenario, overrides or [], only or [], build),

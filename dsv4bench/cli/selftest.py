@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dsv4bench.analysis.selftest import machine_noise
+from dsv4bench.analysis.selftest import machine_noise, with_stored
 from dsv4bench.analysis.verdict import GATEABLE, PRESETS
 from dsv4bench.cli.ab import arguments, progress
 from dsv4bench.cli.run import RUNS, Format, print_records, selected_cases
@@ -14,7 +14,7 @@ from dsv4bench.errors import MeasurementError, UserError
 from dsv4bench.report.quantity import change, seconds, share
 from dsv4bench.report.records import Record
 from dsv4bench.results.baseline import ROOT, SELFTEST, folder_of
-from dsv4bench.results.noise import CaseNoise, write_noise
+from dsv4bench.results.noise import CaseNoise, read_noise, write_noise
 from dsv4bench.results.run_directory import new_run_path
 from dsv4bench.scenario.loader import load_scenario
 
@@ -54,7 +54,7 @@ def selftest(
         reasons = dict.fromkeys(f"{row.status.value}: {row.reason}" for row in (*a.rows, *b.rows) if row.reason)
         raise MeasurementError(f"nothing was measured; {'; '.join(reasons)}")
     target = store or folder_of(ROOT, a.manifest) / SELFTEST
-    write_noise(noise, target)
+    write_noise(with_stored(noise, read_noise(target)) if only and target.exists() else noise, target)
     print_records(noise_records(noise.cases), format, SHOWN)
     for line in (*judgement(noise.cases), f"stored: {target}"):
         typer.echo(line, err=True)
