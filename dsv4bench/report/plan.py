@@ -33,7 +33,10 @@ def floor_records(cases: Sequence[Case], peaks: Peaks) -> list[dict[str, Any]]:
     Floors don't depend on the provider, so cases that differ in it alone appear once.
     """
     records = []
-    for case in {case.pair_id: case for case in reversed(cases)}.values():
+    first: dict[str, Case] = {}
+    for case in cases:
+        first.setdefault(case.pair_id, case)
+    for case in first.values():
         label = case.label.removesuffix("/" + case.provider.label)
         if case.layers:
             records += _model_records(case, label, peaks)

@@ -68,6 +68,14 @@ def test_figures_are_written_where_there_is_something_to_show(tmp_path):
     assert path.stat().st_size > 10_000
 
 
+def test_floors_stand_in_the_order_of_the_scenario_and_once_for_all_providers():
+    workload = {"batch": [1, 8], "context": ["8K", "64K"]}
+    given = {"name": "t", "model": "v4-flash", "layers": "c4a", "workload": workload, "providers": ["eager", "triton"]}
+    records = floor_records(expand(Scenario.model_validate(given)), Peaks.datasheet(gpu_named("h200")))
+    steps = [record["case"].split("/")[2] for record in records if record["stage"] == "together"]
+    assert steps == ["decode-b1-8K", "decode-b1-64K", "decode-b8-8K", "decode-b8-64K"]
+
+
 def test_floors_of_a_model_are_those_of_its_layers():
     given = {"name": "t", "kind": "model", "model": "v4-flash", "workload": {"context": "64K"}}
     (model,) = expand(Scenario.model_validate(given))
