@@ -10,7 +10,7 @@ import typer
 from dsv4bench.analysis.history import Series, series
 from dsv4bench.analysis.reason import MINIMUM_HISTORY
 from dsv4bench.cli.run import Format, print_records
-from dsv4bench.errors import UserError
+from dsv4bench.errors import MeasurementError, UserError
 from dsv4bench.report.quantity import change, seconds, share
 from dsv4bench.report.records import Record
 from dsv4bench.results.baseline import ROOT, baseline_folders, store, stored_runs
@@ -86,6 +86,8 @@ def trend(
         for item in series(_one(name, root).runs)
         if not only or any(text in item.label or item.case_id.startswith(text) for text in only)
     ]
+    if not found:
+        raise MeasurementError(f"--only {' '.join(only or ())} selects none of the cases that {name} stores")
     ordered = sorted(found, key=lambda item: -abs(item.change))
     if format in (Format.TABLE, Format.MD):
         print_records([_trend(item) for item in ordered], format, SHOWN)
@@ -121,7 +123,9 @@ def _one(name: str, root: Path) -> Stored:
     found = [item for item in stored if name in (item.name, item.folder.name)]
     if len(found) != 1:
         what = "no baseline" if not found else "several baselines"
-        raise UserError(f"{what} called {name} under {root}; there are {', '.join(item.name for item in stored)}")
+        raise UserError(
+            f"{what} called {name} under {root}; there are {', '.join(item.name for item in found or stored)}"
+        )
     return found[0]
 
 
@@ -131,7 +135,7 @@ SHOWN = {
     "first": seconds,
     "last": seconds,
     "change": change,
-    "next run within": lambda width: f"± {share(width)}",
+    "next run within": lambda width: f"± {share(width)}" if width < 1 else "unknown",
 }
 """How columns are printed."""
 

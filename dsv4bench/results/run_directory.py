@@ -165,7 +165,10 @@ def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise IncomparableError(f"no run at {path}") from None
+        folder = path.parent if path.name == MANIFEST else path
+        sides = [str(folder / side) for side in "ab" if (folder / side / MANIFEST).is_file()]
+        hint = f"; it holds the sides of an A/B run: {' and '.join(sides)}" if sides else ""
+        raise IncomparableError(f"no run at {folder}{hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise IncomparableError(f"{path} can't be read: {error}") from error
     except json.JSONDecodeError as error:

@@ -83,6 +83,8 @@ def engine_named(text: str) -> Engine:
         UserError: unknown engine or version; the message lists the known ones.
     """
     name, _, version = text.partition("@")
+    if name == "ideal":
+        raise UserError(f"--engine {text}: the ideal has no versions; say ideal")
     if name not in ENGINES:
         close = get_close_matches(name, ENGINES, n=1)
         hint = f"did you mean {close[0]}? " if close else ""

@@ -46,6 +46,20 @@ def test_adding_a_file_that_is_no_run_is_refused(tmp_path, baseline):
         baseline("add", str(tmp_path / "run.json"))
 
 
+def test_a_name_of_several_machines_lists_those_alone(tmp_path, baseline):
+    for name, gpu in (("decode", H200), ("decode", None), ("other", None)):
+        source = tmp_path / f"{name}-{'h200' if gpu else 'cpu'}"
+        write_directory(run([row("case", around(1e-4))], source.name, gpu=gpu, scenario_name=name), source)
+        baseline("add", str(source))
+    with pytest.raises(UserError, match=r"there are cpu/decode, h200/decode$"):
+        baseline("show", "decode")
+
+
+def test_a_pattern_that_no_stored_case_has_is_exit_code_5(stored, baseline):
+    with pytest.raises(MeasurementError, match="--only nothing selects none of the cases that decode stores"):
+        baseline("trend", "decode", "--only", "nothing")
+
+
 def test_list_shows_each_machine_and_scenario(stored, baseline):
     [record] = json.loads(baseline("list", "--format", "json"))
     assert record == {

@@ -269,6 +269,7 @@ def test_a_target_that_cannot_be_written_is_refused_before_anything_is_printed()
             ["--engine", "vllm", "--ctx", "1M", "--max-model-len", "128K"],
             "--ctx 1,048,576 is longer than --max-model-len 131,072: no engine admits that request",
         ),
+        (["--engine", "ideal@2"], "--engine ideal@2: the ideal has no versions; say ideal"),
         (["--plot", "x.txt"], "--plot: x.txt must end in .png, .svg, .pdf"),
         (["--plot", "no/such/x.png"], "--plot: the folder no/such does not exist"),
     ],

@@ -108,7 +108,12 @@ def test_nothing_there_is_refused(tmp_path):
     with pytest.raises(IncomparableError, match="no run at"):
         read_run(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(IncomparableError, match="no run at"):
+    with pytest.raises(IncomparableError, match=r"no run at .*empty$"):
+        read_run(tmp_path / "empty")
+    for side in "ab":
+        (tmp_path / "empty" / side).mkdir()
+        (tmp_path / "empty" / side / "manifest.json").write_text("{}")
+    with pytest.raises(IncomparableError, match=r"no run at .*empty; it holds the sides of an A/B run: .*/a and .*/b$"):
         read_run(tmp_path / "empty")
 
 
