@@ -240,7 +240,7 @@ def topk_shares_a_row(kind: str) -> None:
         topk_module._ONE_PROGRAM = saved
 
 
-for kind in ("normal", "equal", "cluster"):
+for kind in ("normal", "equal", "cluster", "infinite", "outliers"):
     check(topk_shares_a_row, kind=kind)
 
 

@@ -53,6 +53,14 @@ _ONE_PROGRAM = 16384
 
 
 @triton.jit
+def _numbers(values, SHARED: tl.constexpr):
+    """NaN as -inf where maxima hand it on, as the interpreter's do; on NVIDIA they pass it over."""
+    if not SHARED:
+        values = tl.where(values == values, values, float("-inf"))
+    return values
+
+
+@triton.jit
 def _keys(values):
     """fp32 as int32 of the same order; its own inverse on the bits."""
     bits = values.to(tl.int32, bitcast=True)
@@ -340,6 +348,7 @@ def _row_kernel(
     if length <= k:
         _emit_all(length, k, out, K)
     else:
+        values = _numbers(values, SHARED)
         _select(mine, values, thread + turn, thread + turn - length, row, row, k, out, COLUMNS, K, False, SHARED)
 
 
@@ -357,7 +366,7 @@ def _shared_index(part, parts, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 @triton.jit(do_not_specialize=_STRIDES)
 def _maxima_kernel(
     logits, logits_stride, lens, maxima, counts, parts,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, SHARED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Maxima of one program's groups; also clears the count that it publishes in the next launch."""
     begin(PDL)
@@ -368,7 +377,7 @@ def _maxima_kernel(
     index = first[:, None] + step * tl.arange(0, ROWS)[None, :]
     values = tl.load(logits + token * logits_stride + index, mask=index < length, other=float("-inf"))
     place = (token * parts + part) * COLUMNS + tl.arange(0, COLUMNS)
-    tl.store(maxima + place, tl.max(values, axis=1))
+    tl.store(maxima + place, tl.max(_numbers(values, SHARED), axis=1))
     tl.store(counts + token * parts + part, 0)
 
 
@@ -396,7 +405,7 @@ def _filter_kernel(
         high, low = _bounds(mine, tops, WANTED, COLUMNS, SHARED)
         low, scale = _steps(high, low, COLUMNS)
         chosen, _, _ = _kth_bin(mine, _bins(tops, low, scale, COLUMNS), k, COLUMNS, SHARED)
-        bits = _bits((_bins(values, low, scale, COLUMNS) >= chosen) & (index < length))
+        bits = _bits((_bins(_numbers(values, SHARED), low, scale, COLUMNS) >= chosen) & (index < length))
         counts_here = _population(bits)
         count = tl.sum(counts_here, axis=0)
         most = tl.max(counts_here, axis=0)
@@ -447,7 +456,7 @@ def _select_kernel(
     else:
         found = tl.sum(published - 1, axis=0)
         if found <= CAPACITY:
-            values = tl.where(at < found, values, float("-inf"))
+            values = tl.where(at < found, _numbers(values, SHARED), float("-inf"))
             _select(mine, values, index, at - found, found_values, found_index, k, out, COLUMNS, K, True, SHARED)
         else:
             _select_streaming(logits + token * logits_stride, length, k, out, BLOCK)
@@ -562,7 +571,7 @@ def _shared(common: tuple[object, ...], out: torch.Tensor, k: int, width: int, c
     warps = 8 if per_program <= 4096 else 16
     select_warps = 8 if capacity == 2048 else 16
     columns = 32 * warps
-    options = {name: value for name, value in constants.items() if name not in ("K", "SHARED")}
+    options = {name: value for name, value in constants.items() if name != "K"}
     _maxima_kernel[(tokens * parts,)](
         *common, maxima, counts, parts, COLUMNS=groups, ROWS=per_program // groups, num_warps=warps, **options
     )
