@@ -16,11 +16,13 @@ from dsv4_kernels.triton.indexer_logits import indexer_logits
 from dsv4_kernels.triton.indexer_query_rope_quant import indexer_query_rope_quant
 from dsv4_kernels.triton.inverse_rope_quant import inverse_rope_quant
 from dsv4_kernels.triton.latent_insert import latent_insert
+from dsv4_kernels.triton.linear_fp8 import grouped_linear_fp8, linear_fp8
 from dsv4_kernels.triton.qkv_norm import qkv_norm
 from dsv4_kernels.triton.query_norm_rope_insert import query_norm_rope_insert
 from dsv4_kernels.triton.query_rope import query_rope
 from dsv4_kernels.triton.sparse_attention import sparse_attention
 from dsv4_kernels.triton.topk import topk
+from dsv4_kernels.weight import Fp8Weight
 
 FEW, SOME, MANY = 1, 128, 8192
 """Token counts that reach every row of the tuning tables."""
@@ -253,5 +255,27 @@ def _selection() -> dict[str, Case]:
     return cases | {"latent stages": Case(_latent), "gather_dequant": Case(_gather)}
 
 
-CASES: dict[str, Case] = {**_elementwise(), **_unfused(), **_selection()}
+def _weight(*shape: int) -> Fp8Weight:
+    *lead, rows, columns = shape
+    scales = _meta(*lead, -(-rows // 128), columns // 128, dtype=torch.float32)
+    return Fp8Weight(_meta(*shape, dtype=torch.float8_e4m3fn), scales)
+
+
+def _grouped(tokens: int) -> None:
+    values, scales = _meta(tokens, 8, 4096, dtype=torch.float8_e4m3fn), _meta(tokens, 8, 32, dtype=torch.float32)
+    grouped_linear_fp8(values, scales, _weight(8, 1024, 4096))
+
+
+def _projections() -> dict[str, Case]:
+    cases = {}
+    for tokens in (FEW, 64, SOME):
+        for rows, columns in ((2112, 7168), (32768, 1024), (4096, 8192)):
+            cases[f"linear_fp8 T={tokens} {rows}x{columns}"] = Case(
+                lambda t=tokens, n=rows, k=columns: linear_fp8(_meta(t, k), _weight(n, k))
+            )
+        cases[f"grouped_linear_fp8 T={tokens}"] = Case(lambda t=tokens: _grouped(t))
+    return cases
+
+
+CASES: dict[str, Case] = {**_elementwise(), **_unfused(), **_selection(), **_projections()}
 """Every launch by name. A kernel family adds its own with ``CASES.update``."""

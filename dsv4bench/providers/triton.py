@@ -1,4 +1,4 @@
-"""Our own kernels as a provider: one method per stage, each a launcher of ``dsv4_kernels``."""
+"""Our own kernels as a provider: one method per stage, each a launcher of ``dsv4_kernels`` or a projection."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -6,6 +6,7 @@ from typing import Any
 
 import triton
 
+from dsv4bench.providers import triton_projection as projection
 from dsv4bench.providers.base import SUPPORTED, Need, Support
 
 LAUNCHERS = {
@@ -48,6 +49,12 @@ class TritonProvider:
                 f"provider {self.name} has no {need.indexer} indexer; it has {', '.join(INDEXER_PRECISIONS)}"
             )
         return SUPPORTED
+
+    input_projection = staticmethod(projection.project)
+    query_projection = staticmethod(projection.query_projection)
+    indexer_query_projection = staticmethod(projection.indexer_query_projection)
+    output_group_projection = staticmethod(projection.output_group_projection)
+    output_projection = staticmethod(projection.output_projection)
 
 
 def _launcher(stage: str, module: str) -> Callable[..., Any]:

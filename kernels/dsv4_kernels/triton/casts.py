@@ -37,6 +37,14 @@ def to_bf16(x):
 
 
 @triton.jit
+def to_e4m3(x):
+    """Round fp32 values within ±448 to e4m3."""
+    if _NATIVE:
+        return x.to(tl.float8e4nv)
+    return _e4m3_code(x).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+
+
+@triton.jit
 def unpack_bf16(words):
     """Even and odd elements (fp32) of int32 words that hold two bf16 each."""
     return (words << 16).to(tl.float32, bitcast=True), (words & -65536).to(tl.float32, bitcast=True)
