@@ -162,14 +162,12 @@ def _kth_bin(mine, bins, k, COLUMNS: tl.constexpr, SHARED: tl.constexpr):
 
 
 @triton.jit
-def _select(
-    mine, values, index, beyond, row, names, k, out,
-    COLUMNS: tl.constexpr, K: tl.constexpr, NAMED: tl.constexpr, SHARED: tl.constexpr,
-):  # fmt: skip
-    """Write the indices of the k best of values [C, R], more than k of which are valid; the words must be clear.
+def _search(mine, values, k, COLUMNS: tl.constexpr, K: tl.constexpr, SHARED: tl.constexpr):
+    """A bin with the k-th best of values [C, R] in it, few of which, or just those wanted, or equal ones share it.
 
-    Args:
-        beyond: negative where a value is valid; the others are -inf.
+    Returns:
+        The bins of all values, their beginning and scale, the bin found (0 if fewer than k lie above -inf), how many
+        lie in bins above it, and how many in it.
     """
     ROWS: tl.constexpr = values.shape[1]
     WANTED: tl.constexpr = K // COLUMNS if K > COLUMNS else 1
@@ -177,13 +175,7 @@ def _select(
     low, scale = _steps(high, low, COLUMNS)
     bins = _bins(values, low, scale, COLUMNS)
     chosen, above, count = _kth_bin(mine, bins, k, COLUMNS, SHARED)
-    if chosen == 0:
-        # fewer than k lie above -inf: any of the others will do
-        bins = tl.maximum(2 * tl.minimum(bins, 1), (beyond >> 31) & 1)
-        count = k - above
-        store_word(mine, _FOUND, 1, count >= 0, SHARED)
-        tl.debug_barrier()
-    apart = True
+    apart = chosen > 0
     while (count > _LISTED) & (above + count != k) & apart:
         inside = bins == chosen
         tl.debug_barrier()
@@ -195,7 +187,29 @@ def _select(
         low, scale = _steps(high, low, COLUMNS)
         bins = _bins(values, low, scale, COLUMNS)
         chosen, above, count = _kth_bin(mine, bins, k, COLUMNS, SHARED)
-    if ROWS <= 8:
+    return bins, low, scale, chosen, above, count
+
+
+@triton.jit
+def _select(
+    mine, values, index, beyond, row, names, k, out,
+    COLUMNS: tl.constexpr, K: tl.constexpr, NAMED: tl.constexpr, SHARED: tl.constexpr,
+):  # fmt: skip
+    """Write the indices of the k best of values [C, R], more than k of which are valid; the words must be clear.
+
+    Args:
+        beyond: negative where a value is valid; the others are -inf.
+        row: the values again, in memory.
+        names: their indices in memory if ``NAMED``, which otherwise are their places in ``row``.
+    """
+    bins, _, _, chosen, above, count = _search(mine, values, k, COLUMNS, K, SHARED)
+    if chosen == 0:
+        # any of those that don't count will do
+        bins = tl.maximum(2 * tl.minimum(bins, 1), (beyond >> 31) & 1)
+        count = k - above
+        store_word(mine, _FOUND, 1, count >= 0, SHARED)
+        tl.debug_barrier()
+    if values.shape[1] <= 8:
         _emit(mine, values, index, bins, above, count, k, out, COLUMNS, SHARED)
     else:
         _emit_sparse(mine, row, names, bins, above, count, k, out, COLUMNS, NAMED, SHARED)
@@ -401,10 +415,7 @@ def _filter_kernel(
         first, step = _shared_index(part, parts, ROWS, COLUMNS)
         index = first[:, None] + step * tl.arange(0, ROWS)[None, :]
         values = tl.load(row + index, mask=index < length, other=float("-inf"))
-        WANTED: tl.constexpr = K // COLUMNS if K > COLUMNS else 1
-        high, low = _bounds(mine, tops, WANTED, COLUMNS, SHARED)
-        low, scale = _steps(high, low, COLUMNS)
-        chosen, _, _ = _kth_bin(mine, _bins(tops, low, scale, COLUMNS), k, COLUMNS, SHARED)
+        _, low, scale, chosen, _, _ = _search(mine, tops, k, COLUMNS, K, SHARED)
         bits = _bits((_bins(_numbers(values, SHARED), low, scale, COLUMNS) >= chosen) & (index < length))
         counts_here = _population(bits)
         count = tl.sum(counts_here, axis=0)
