@@ -1,10 +1,10 @@
 """The k best logits of every row, exactly, in an order that depends on the row alone.
 
-Everything rests on one step, ``_select``, over candidates that a program holds in registers. Of at least k groups of
+Everything rests on one step, ``_search``, over candidates that a program holds in registers. Of at least k groups of
 them, every group's maximum reaches the lowest such maximum, so at least k candidates do: those are counted in a
 histogram of equal steps from there to the row's maximum. One scan of it finds the bin of the k-th best; bins above are
-selected whole, and the few candidates within it are ranked against each other. Where too many share that bin, it is
-divided again, by the bits of the values, until few are left or all of them are equal.
+selected whole, and the few candidates within it are ranked against each other. Where too many share that bin, equal
+steps from its lowest to its highest candidate take the histogram's place, until few are left or all of them are equal.
 
 Up to 16,384 candidates all of that happens in one program. Beyond, programs share the row: one launch for the maxima
 of many groups, one that filters the row by the bin of the k-th best maximum (its programs wait for their predecessors'
