@@ -74,13 +74,18 @@ def check_out(revision: str, build: str = "") -> Iterator[Checkout]:
 
 
 def adopt(checkout: Checkout) -> None:
-    """Make this process take the repository's code from a revision: working directory, import path, providers."""
+    """Make this process take the repository's code from a revision: working directory, import path, providers.
+
+    The revision's own packages, at its top or in ``src``, go before everything that is installed: a copy of them in
+    site-packages would be the same on both sides of a comparison.
+    """
     for name in [name for name in sys.modules if name.split(".")[0] == KERNELS or name.startswith(PROVIDERS)]:
         del sys.modules[name]
     moved = (checkout.inside(Path(entry or ".").resolve()) for entry in sys.path)
     sys.path[:] = [str(new) if new else old for old, new in zip(sys.path, moved, strict=True)]
     here = checkout.inside(Path.cwd().resolve())
     os.chdir(here or checkout.path)
+    sys.path[:0] = [str(folder) for folder in (checkout.path, checkout.path / "src") if folder.is_dir()]
     kernels = checkout.path / "kernels"
     if (kernels / KERNELS).is_dir() and str(kernels) not in sys.path:
         sys.path.insert(0, str(kernels))

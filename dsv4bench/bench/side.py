@@ -198,6 +198,8 @@ def _load(spec: str) -> Provider:
     try:
         return load_provider(spec)
     except UserError as error:
+        if spec.rpartition(":")[0].endswith(".py"):  # the user's own file: broken, and nothing that a machine lacks
+            raise
         raise UnsupportedError(str(error)) from error
 
 

@@ -147,6 +147,10 @@ def serve(connection: Connection, log: str, environment: dict[str, str], checkou
     threading.Thread(target=_follow_parent, daemon=True).start()
     if checkout is not None:
         adopt(checkout)
+    else:
+        sys.path.insert(
+            0, os.getcwd()
+        )  # as under ``python -m``: code that is here goes before a copy that is installed
     from dsv4bench.bench.workshop import Workshop
 
     workshop = Workshop(connection.send, connection.recv)

@@ -75,6 +75,10 @@ def ab(
         runs, verdicts = decide(contest, path, progress(path), limits, confirm=confirm, double=double)
     comparisons = tabulate(runs[0], [(runs[1], verdicts)])
     print_comparison(runs, (a, b) if a != b else ("a", "b"), comparisons, notes, format)
+    if not verdicts:
+        rows = [row for run in runs for row in run.rows if row.reason]
+        reasons = "; ".join(dict.fromkeys(f"{row.status.value}: {row.reason}" for row in rows))
+        raise MeasurementError(f"nothing was measured; {reasons or 'the sides have no case in common'}")
     if any(verdict.outcome is Outcome.FAILED for verdict in verdicts):
         raise typer.Exit(MeasurementError.exit_code)
 

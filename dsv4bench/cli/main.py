@@ -106,6 +106,7 @@ def build(asked: str | None) -> typer.Typer:
 
 def main() -> None:
     """Run the command line; wrong input ends with one sentence on stderr and the exit code of its kind."""
+    sys.path.append(os.getcwd())  # files of providers import what lies beside them, as under ``python -m``
     asked = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
     try:
         try:

@@ -33,13 +33,17 @@ def repository(tmp_path, monkeypatch):
     return folder
 
 
-def adopted(checkout: Checkout, code: str) -> str:
+def adopted(checkout: Checkout, code: str, before: str = "") -> str:
     """Run code in a process that has adopted a revision."""
-    script = textwrap.dedent(f"""
+    script = (
+        before
+        + textwrap.dedent(f"""
         from pathlib import Path
         from dsv4bench.bench.checkout import Checkout, adopt
         adopt(Checkout(Path({str(checkout.repository)!r}), Path({str(checkout.path)!r}), {checkout.sha!r}))
-    """) + textwrap.dedent(code)
+    """)
+        + textwrap.dedent(code)
+    )
     paths = [checkout.repository / "src", ROOT, ROOT / "kernels"]
     done = subprocess.run(
         [sys.executable, "-P", "-c", script],
@@ -65,6 +69,18 @@ def test_a_process_that_adopts_a_revision_imports_its_code_and_works_in_its_fold
     with check_out("old") as checkout:
         printed = adopted(checkout, "import mykernels, os; print(mykernels.VERSION, os.getcwd())")
         assert printed == f"old {checkout.path}"
+
+
+@pytest.mark.parametrize("place", ["src", "."])
+def test_a_revision_goes_before_an_installed_copy_of_the_package(repository, tmp_path, monkeypatch, place):
+    git(repository, "mv", "src/mykernels.py", f"{place}/installed.py")
+    git(repository, "commit", "-q", "-m", "moved")
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    (site / "installed.py").write_text("VERSION = 'installed'\n")
+    with check_out("HEAD") as checkout:
+        first = f"import sys; sys.path.insert(0, {str(site)!r})\n"
+        assert adopted(checkout, "import installed; print(installed.VERSION)", before=first) == "new"
 
 
 def test_uncommitted_changes_of_the_working_tree_stay_out_of_a_revision(repository):

@@ -122,6 +122,13 @@ def test_a_provider_without_a_stage_is_unsupported(measure, tmp_path):
     assert "has no stage inverse_rope_quant, qkv_norm, " in one.row.reason
 
 
+def test_a_provider_file_that_does_not_import_is_a_failure_and_not_unsupported(measure, tmp_path):
+    (tmp_path / "broken.py").write_text("import nothing_of_that_name\n")
+    (one,), _ = measure([f"{tmp_path / 'broken.py'}:Mine"])
+    assert one.row.status is Status.RUNTIME_ERROR
+    assert "failed to import: ModuleNotFoundError: No module named 'nothing_of_that_name'" in one.row.reason
+
+
 def test_single_stages_run_behind_the_eager_ones_that_feed_them(measure):
     (one,), _ = measure(["reference"], kind="stage", stages=["qkv_norm", "sparse_attention"])
     row = one.row

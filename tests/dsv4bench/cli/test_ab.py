@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -239,6 +240,44 @@ def test_a_self_test_that_cannot_be_read_is_said_before_anything_is_measured(rep
     done = repository.dsv4bench("ab", "bench/gate.yaml", *sides, "--selftest", tmp_path / "none.json")
     assert (done.returncode, "no self-test at" in done.stderr) == (4, True), done.stderr
     assert not (tmp_path / "ab").exists()
+
+
+def test_sides_that_nothing_runs_on_are_exit_code_5_with_the_reason(repository):
+    sides = ("--a", "here", "--b", "here", "--device", "cpu")
+    done = repository.dsv4bench("ab", "bench/gate.yaml", *sides, "--set", "schedule={streams: [multi]}")
+    assert done.returncode == 5, done.stderr
+    assert "error: nothing was measured; unsupported: schedule multi is of whole layers" in done.stderr
+
+
+def test_a_build_that_fails_ends_the_action_with_its_code(repository, tmp_path):
+    done = act(
+        repository, tmp_path, scenario="bench/gate.yaml", base="base", head="neutral", build="echo no nvcc >&2; false"
+    )
+    assert (done.returncode, "no nvcc" in done.stderr) == (5, True), done.stderr
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_the_packages_of_a_repository_are_measured_though_python_does_not_look_here(repository, tmp_path, installed):
+    """As the console script starts: the working directory is not on the import path; a copy may be installed."""
+    mine = """
+        import beside
+        from bench.provider import Mine as Base
+
+        class Mine(Base):
+            def supports(self, need):
+                assert beside.WHICH == "here"
+                return super().supports(need)
+    """
+    (repository.folder / "mine.py").write_text(textwrap.dedent(mine))
+    (repository.folder / "beside.py").write_text("WHICH = 'here'\n")
+    if installed:
+        (tmp_path / "beside.py").write_text("WHICH = 'installed'\n")
+    code = "import sys; from dsv4bench.cli.main import main; sys.argv[0] = 'dsv4bench'; main()"
+    paths = os.pathsep.join(map(str, (tmp_path, ROOT, ROOT / "kernels")))
+    words = ("run", "bench/gate.yaml", "--device", "cpu", "--provider", "mine.py:Mine", "--out", tmp_path / "run")
+    few = ("--set", "timing={rounds: 1, iterations: 1}")
+    done = repository.run(sys.executable, "-P", "-c", code, *map(str, words), *few, PYTHONPATH=paths)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_workflow_of_the_docs_gives_the_action_what_it_takes():
