@@ -77,12 +77,6 @@ TILES = (
 
 
 @triton.jit
-def _load_scales(pointer, mask):
-    """Load a vector, an element a thread. Without the sum of one, every thread would load all that it multiplies."""
-    return tl.sum(tl.load(pointer[:, None], mask=mask[:, None], other=0.0), axis=1)
-
-
-@triton.jit
 def _prefetch(lines):
     """Bring lines of 128 bytes into L2."""
     tl.inline_asm_elementwise(
@@ -148,8 +142,9 @@ def _block_scaled_product(
     next_scale = tl.load(weight_scales + first)
     if not QUANTISE:
         x_scales += group * scale_group_stride + first_token * scale_token_stride
-        scale_offset = token * scale_token_stride
-        next_x_scale = _load_scales(x_scales + first.to(tl.int64) * scale_block_stride + scale_offset, live)
+        scale_offset = token[:, None] * scale_token_stride
+        x_scale = x_scales + first.to(tl.int64) * scale_block_stride + scale_offset
+        next_x_scale = tl.load(x_scale, mask=live[:, None], other=0.0)
     sums = tl.zeros([ROWS, TOKENS], tl.float32)
     # the interpreter cannot count to a scalar of its own
     for step in tl.range(0, steps if STEPS is None else STEPS):
@@ -160,8 +155,10 @@ def _block_scaled_product(
         if QUANTISE:
             values, x_scaling = quantised_blocks(values)
         else:
-            x_scaling = next_x_scale
-            next_x_scale = _load_scales(x_scales + ahead.to(tl.int64) * scale_block_stride + scale_offset, live)
+            # a sum of one: it keeps the load at an element a thread, where each would load all that it multiplies
+            x_scaling = tl.sum(next_x_scale, axis=1)
+            x_scale = x_scales + ahead.to(tl.int64) * scale_block_stride + scale_offset
+            next_x_scale = tl.load(x_scale, mask=live[:, None], other=0.0)
         product = tl.dot(tl.load(weight + weight_offset), tl.trans(values))
         sums += product * (x_scaling * scale)[None, :]
         weight += _BLOCK
