@@ -100,7 +100,9 @@ def schedules(
 def _drawn(schedule: Schedule) -> Table:
     """A column per stream, a row per level; what a stage waits for stands below it."""
     title = f"{schedule.kind} {schedule.name}"
-    table = Table(*schedule.streams, title=title, title_justify="left", box=SIMPLE_HEAD, header_style="bold")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, header_style="bold")
+    for stream in schedule.streams:
+        table.add_column(stream, overflow="fold")  # names are there to be copied, not cut off
     for row in levels(schedule):
         table.add_row(*(_cell(row[stream]) if stream in row else "" for stream in schedule.streams))
     return table

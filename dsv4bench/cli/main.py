@@ -4,6 +4,7 @@ Only the module of the command that was asked for is imported, so that ``--help`
 """
 
 import importlib
+import inspect
 import os
 import signal
 import sys
@@ -94,10 +95,12 @@ def build(asked: str | None) -> typer.Typer:
 
     for name, command in COMMANDS.items():
         if name != asked:
-            app.command(name, help=command.help)(_elsewhere)
+            app.command(name, help=command.help, short_help=command.help)(_elsewhere)  # short: wrapped, not cut off
             continue
         target = getattr(importlib.import_module(f"dsv4bench.cli.{command.module}"), command.attribute)
         if isinstance(target, typer.Typer):
+            for verb in target.registered_commands:
+                verb.short_help = inspect.getdoc(verb.callback)
             app.add_typer(target, name=name)
         else:
             app.command(name)(target)

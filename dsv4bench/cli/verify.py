@@ -61,6 +61,10 @@ def verify(
     from dsv4bench.verify.suite import select_rows
 
     allowed = _deviations(allow or [])
+    if replay is not None and (layer or only or cache or quick or allow or seed):
+        raise UserError(
+            "--replay FILE takes everything else from the file; give --provider, --device and --format alone"
+        )
     where = find_device(device).torch_name
     tried = load_provider(provider)
     if replay is not None:

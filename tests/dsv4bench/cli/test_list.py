@@ -28,6 +28,12 @@ def test_a_graph_puts_what_runs_together_side_by_side():
     assert "c128a serial" not in shown
 
 
+def test_a_narrow_terminal_folds_names_and_cuts_none_off():
+    shown = CliRunner().invoke(app, ["schedules", "--graph"], env={"COLUMNS": "80", "NO_COLOR": "1"}).stdout
+    assert "multi3" in shown
+    assert "…" not in shown
+
+
 def test_a_graph_follows_the_token_threshold():
     many = lines("--graph", "--layer", "c128a", "--tokens", "2000")
     assert "input_projection compressor_projection" in lines("--graph", "--layer", "c128a")

@@ -157,6 +157,13 @@ def test_every_wrong_scenario_is_named_and_the_right_ones_too(tmp_path):
     assert all(f"{name}.yaml:3: workload.contxt: unknown key" in done.stderr for name in ("a", "b"))
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["list", "--help"], ["baseline", "--help"]], ids=" ".join)
+def test_the_lists_of_commands_cut_nothing_off(arguments):
+    shown = cli(*arguments).stdout
+    assert "Commands:" in shown
+    assert "..." not in shown
+
+
 def test_an_unknown_command_is_exit_code_2():
     done = cli("rnu")
     assert done.returncode == 2

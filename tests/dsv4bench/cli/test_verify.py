@@ -52,7 +52,7 @@ class Half(Faulty):
 def invoke(*words: str):
     app = typer.Typer()
     app.command()(verify)
-    return CliRunner().invoke(app, [*words, "--device", "cpu", "--quick"])
+    return CliRunner().invoke(app, [*words, "--device", "cpu", *(() if "--replay" in words else ("--quick",))])
 
 
 def output(*words: str, code: int = 0) -> str:
@@ -179,6 +179,7 @@ def test_nothing_checked_is_not_a_pass(provider):
         (["--cache", "fp8"], r"expected MAIN\+INDEXER"),
         (["--provider", "nobody"], "unknown provider"),
         (["--replay", "missing.pt"], "no such file"),
+        (["--replay", "missing.pt", "--only", "7"], "--replay FILE takes everything else from the file"),
         (["--allow", "foo"], "--allow foo: no such deviation; the known ones are scale-floor"),
     ],
 )
