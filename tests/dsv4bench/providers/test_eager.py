@@ -227,7 +227,8 @@ def test_a_step_without_tokens_is_empty_and_writes_nothing(kind: LayerKind) -> N
     run_layer(STAGES[kind], dict.fromkeys((stage.name for stage in STAGES[kind]), EAGER), empty)
     assert empty["y"].shape == (0, small(kind).hidden_size)
     for name, cache in layer.caches.caches.items():
-        assert torch.equal(written_pages(cache), before[name])
+        # as bytes: states that nothing wrote may hold NaN
+        assert torch.equal(written_pages(cache).view(torch.uint8), before[name].view(torch.uint8))
 
 
 @pytest.mark.parametrize(("shape", "kind"), [(V4_FLASH, LayerKind.C4A), (V3_2, LayerKind.DSA)])
