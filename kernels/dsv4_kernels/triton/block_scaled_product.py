@@ -1,8 +1,8 @@
 """Products of a few tokens with an fp8 weight, bounded by reading the weight once.
 
-Weight rows are the rows of the matrix instruction and tokens its columns, since a step of decode has few of them:
-8 tokens cost 8 columns. The weight goes from memory to the tensor cores as it is. Activations are quantised on the way
-where they come in bf16. Scales of both are applied to each 128-element product in fp32.
+Weight rows are the rows of the matrix instruction and tokens its columns, since a step of decode has few of them and an
+instruction has 64 rows at least. The weight goes from memory to the tensor cores as it is. Activations are quantised on
+the way where they come in bf16. Scales of both are applied to each 128-element product in fp32.
 
 A weight of 1,536 rows is 24 tiles, too few for 132 SMs, so several programs share a tile's columns; the one that
 finishes last adds up their parts in order, which makes the sum the same every time.
