@@ -90,10 +90,13 @@ def resume_run(path: Path, listen: Listener, *, check: bool = True) -> Run:
 
     Raises:
         IncomparableError: the directory holds no readable run.
-        UserError: the scenario no longer yields a planned case, or this is another machine.
+        UserError: the scenario no longer yields a planned case, this is another machine or other code, or the run is a
+            side of an A/B run, whose rounds mean nothing without the other's.
     """
     began = time.monotonic()
     run = read_run(path, torn=True)
+    if run.manifest.side is not None and run.missing:
+        raise UserError(f"{path} is a side of an A/B run, and those are measured together; start `ab` anew")
     cases = {case.case_id: case for case in expand(Scenario.model_validate(run.manifest.scenario))}
     if gone := [case_id for case_id in run.missing if case_id not in cases]:
         raise UserError(f"{path}: its scenario no longer yields the cases {', '.join(gone)}; start a new run")
@@ -236,6 +239,7 @@ def _require_same_machine(run: Run, here: Environment) -> None:
         ("processor", then.cpu, here.cpu),
         ("torch", then.torch, here.torch),
         ("release of dsv4bench", then.release, here.release),
+        ("commit", then.git_sha, here.git_sha),
     ):
         if before != now:
             raise UserError(f"{run.path} was begun with {what} {before} and here it is {now}; start a new run")

@@ -167,16 +167,27 @@ def test_a_row_knows_its_gaps_or_why_it_has_none():
     assert with_gaps(plain, Traced("id-a", None, "no permission")).extra == {"no_gaps": "no permission"}
 
 
-def test_a_run_of_another_machine_is_not_resumed(tmp_path):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"environment": {"cpu": "another processor"}}, "was begun with processor another processor and here it is"),
+        ({"environment": {"git_sha": "0" * 40}}, "was begun with commit 0000000000000000000000000000000000000000 and"),
+        ({"side": "a"}, "is a side of an A/B run, and those are measured together; start `ab` anew"),
+    ],
+)
+def test_a_run_of_another_machine_or_code_or_a_side_is_not_resumed(tmp_path, change, message):
     scenario = small_scenario(tmp_path, kind="memory")
     path = tmp_path / "run"
     start_run(request_of(scenario), path, lambda event: None)
     (path / CASES).write_text("")
     record = json.loads((path / MANIFEST).read_text())
-    record["environment"]["cpu"] = "another processor"
-    (path / MANIFEST).write_text(json.dumps(record))
-    with pytest.raises(UserError, match="was begun with processor another processor and here it is"):
+    environment = record["environment"] | change.get("environment", {})
+    (path / MANIFEST).write_text(json.dumps(record | change | {"environment": environment}))
+    with pytest.raises(UserError, match=message):
         resume_run(path, lambda event: None)
+
+
+def test_a_run_that_is_not_there_is_not_resumed(tmp_path):
     with pytest.raises(IncomparableError, match="no run at"):
         resume_run(tmp_path / "nowhere", lambda event: None)
 

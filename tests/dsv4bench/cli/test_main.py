@@ -159,9 +159,9 @@ def test_every_wrong_scenario_is_named_and_the_right_ones_too(tmp_path):
 
 @pytest.mark.parametrize("arguments", [["--help"], ["list", "--help"], ["baseline", "--help"]], ids=" ".join)
 def test_the_lists_of_commands_cut_nothing_off(arguments):
-    shown = cli(*arguments).stdout
-    assert "Commands:" in shown
-    assert "..." not in shown
+    commands = cli(*arguments).stdout.partition("Commands:")[2]
+    assert commands.count("\n") > 5
+    assert "..." not in commands
 
 
 def test_an_unknown_command_is_exit_code_2():
