@@ -33,6 +33,9 @@ from dsv4bench.report.memory_tables import VIEWS, memory_sections
 from dsv4bench.report.sections import Section, print_sections, to_csv, to_markdown
 from dsv4bench.scenario.sizes import parse_bytes, parse_tokens
 
+CSV_HAS_NOT = frozenset(("explain", "available", "gpu", "num_blocks"))
+"""What only adds sections beside the first, which is all that CSV holds."""
+
 
 def memory(
     call: typer.Context,
@@ -73,7 +76,7 @@ def memory(
         if available is None:
             _refuse_without("--gpu or --available", given_flags, {"logits_budget"})
     if format == "csv":
-        _refuse_beside("--format csv", given_flags, {"explain"})
+        _refuse_beside("--format csv", given_flags, {"explain"} if simulate else CSV_HAS_NOT)
     if plot is not None:
         check_target(plot)
     _one_of("--by", by or "kind", VIEWS)

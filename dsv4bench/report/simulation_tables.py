@@ -73,6 +73,8 @@ def _groups(simulation: Simulation) -> Section:
 
 
 def _pools(simulation: Simulation) -> tuple[str, ...]:
+    if not simulation.retained.peak_blocks:
+        return ("no request of this trace fits in the pool, however empty it is",)
     pools = simulation.pools[1]
     rest = f"{100 * pools.fragmentation:.0f} % of it the rest of slabs"
     return (

@@ -264,6 +264,7 @@ def test_a_target_that_cannot_be_written_is_refused_before_anything_is_printed()
         (["--engine", "vllm", "--utilization", "0.5", "--available", "9GiB"], "--utilization is read with --gpu only"),
         (["--logits-budget", "1GiB"], "--logits-budget is read with --gpu or --available only"),
         (["--explain", "--format", "csv"], "--format csv does not read --explain"),
+        (["--engine", "vllm", "--available", "9GiB", "--format", "csv"], "--format csv does not read --available"),
         (["--engine", "vllm", "--tp", "3"], "tp 3 does not divide 128 heads and 16 output groups of v4-pro"),
         (
             ["--engine", "vllm", "--ctx", "1M", "--max-model-len", "128K"],
@@ -300,6 +301,12 @@ def test_a_simulation_prints_hits_peaks_and_pools() -> None:
     data = load("--simulate", "chat", "--model", "v4-flash", "--requests", "300", "--num-blocks", "8000")
     assert data["with_retention"]["requests"] == 300
     assert 0 <= data["without_retention"]["hit_rate"] <= 1
+
+
+def test_a_simulation_in_which_nothing_fits_says_that_and_no_more_about_pools() -> None:
+    found = text("--simulate", "agents", "--requests", "20", "--available", "1GiB")
+    assert "no request of this trace fits in the pool" in found
+    assert "runs out first" not in found
 
 
 def test_a_log_is_compared() -> None:
