@@ -97,7 +97,14 @@ def fingerprint(manifest: Manifest) -> dict[str, object]:
 
 def fingerprint_differences(base: Manifest, new: Manifest) -> str:
     """What sets two machines apart, in words; empty if they may be compared."""
-    return _differences(fingerprint(base), fingerprint(new))
+    before, after = fingerprint(base), fingerprint(new)
+    if before.keys() != after.keys():
+        return f"device: {_device(before)} → {_device(after)}"
+    return _differences(before, after)
+
+
+def _device(fingerprint: dict[str, object]) -> object:
+    return fingerprint.get("GPU") or f"CPU, {fingerprint['processor']}"
 
 
 def version_differences(base: Manifest, new: Manifest) -> str:

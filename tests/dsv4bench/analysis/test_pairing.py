@@ -62,7 +62,10 @@ def test_another_power_limit_is_another_machine():
 
 
 def test_a_cpu_and_a_gpu_are_never_the_same_machine():
-    assert fingerprint_differences(run([]).manifest, run([], gpu=None).manifest)
+    assert (
+        fingerprint_differences(run([]).manifest, run([], gpu=None).manifest)
+        == "device: NVIDIA H200 → CPU, a processor"
+    )
 
 
 def test_another_card_of_the_same_kind_is_the_same_machine():
