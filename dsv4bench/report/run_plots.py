@@ -63,9 +63,11 @@ def _series(row: Row) -> str:
 
 def _speedup_figure(rows: Sequence[Row], baseline: dict[str, Any]) -> "Figure":
     found = speedups(rows, baseline.get("provider"), baseline.get("model"))
+    whole = any(row.case["scenario_kind"] == "model" for row in rows)
+    what, of_model = ("Attention of all layers:", "") if whole else ("Layer", " layer")
     panels = [
         (f"over provider {baseline.get('provider')}", {row.case_id: found[row.case_id].provider for row in rows}),
-        (f"over the {baseline.get('model')} layer", {row.case_id: found[row.case_id].model for row in rows}),
+        (f"over {baseline.get('model')}{of_model}", {row.case_id: found[row.case_id].model for row in rows}),
     ]
     shown: list[tuple[str, dict[str, float]]] = []
     for title, values in panels:
@@ -83,7 +85,7 @@ def _speedup_figure(rows: Sequence[Row], baseline: dict[str, Any]) -> "Figure":
         _bars(axis, [row for row in rows if row.case_id in known], known)
         axis.axhline(1.0, color="black", linewidth=0.8)
         axis.set_ylabel("speedup, ×")
-        axis.set_title(f"Layer speedup {title}")
+        axis.set_title(f"{what} speedup {title}")
     return figure
 
 
