@@ -88,5 +88,7 @@ def test_the_hopper_form_agrees_with_the_plain_one(tokens, heads, requests, long
         "max_candidates": longest,
     }  # fmt: skip
     ours, plain = (indexer_logits(**step, form=form) for form in ("gluon", "plain"))
-    for row, length in enumerate(lens.tolist()):
-        torch.testing.assert_close(ours[row, :length], plain[row, :length], rtol=1e-4, atol=1e-2)
+    visible = torch.arange(longest, device="cuda") < step["candidate_lens"][:, None]
+    # sums over heads of both signs: what is left of them may be far smaller than what went in
+    largest = plain[visible].abs().max().item()
+    torch.testing.assert_close(ours[visible], plain[visible], rtol=1e-4, atol=1e-4 * largest)
