@@ -50,9 +50,11 @@ def block_scaled_gemm(values: torch.Tensor, scales: torch.Tensor, weight: Fp8Wei
 def _trial(index: int) -> bool:
     if torch.cuda.get_device_capability(index)[0] < 9 or not hasattr(torch.nn.functional, "scaled_mm"):
         return False
-    ones = torch.ones((128, 512), device=f"cuda:{index}")
-    weight, scales = Fp8Weight(ones.to(torch.float8_e4m3fn), ones[:1, :4].contiguous()), ones[:4, :4].contiguous()
+    where = torch.device("cuda", index)
+    # scales of their own: a row cut out of a wider tensor keeps that one's stride, which cuBLAS's layout check refuses
+    weight = Fp8Weight(torch.ones((128, 512), device=where).to(torch.float8_e4m3fn), torch.ones((1, 4), device=where))
     try:
-        return bool((block_scaled_gemm(weight.values[:4], scales.t(), weight) == 512).all())
-    except RuntimeError:
+        found = block_scaled_gemm(weight.values[:4], torch.ones((4, 4), device=where).t(), weight)
+    except (RuntimeError, ValueError):
         return False
+    return bool((found == 512).all())
