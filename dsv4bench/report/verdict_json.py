@@ -27,9 +27,10 @@ def verdict_record(verdict: Verdict) -> dict[str, Any]:
     }
     if verdict.evidence is not None:
         estimate = verdict.evidence.estimate
+        bounded = math.isfinite(estimate.half_width)
         record |= {
-            "lower": _finite(estimate.lower),
-            "upper": _finite(estimate.upper),
+            "lower": estimate.lower if bounded else None,
+            "upper": estimate.upper if bounded else None,
             "p_value": estimate.p_value,
             "observations": estimate.count,
             "against": "stored runs" if verdict.evidence.stored else "interleaved rounds",
@@ -64,7 +65,3 @@ def faster_before(path: Path, run_id: str) -> set[str]:
         return {item["case_id"] for item in record["verdicts"] if item["outcome"] == Outcome.FASTER.value}
     except (OSError, ValueError, KeyError, TypeError):
         return set()
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

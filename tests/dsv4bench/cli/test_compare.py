@@ -67,6 +67,9 @@ def test_csv_has_a_line_per_case_and_run_in_si_units(runs):
         ("after", pytest.approx(1.1e-4)),
         ("apart", pytest.approx(0.5e-4)),
     ]
+    paired, apart = slower
+    assert 0 < float(paired["lower"]) < 0.1 < float(paired["upper"])
+    assert (apart["lower"], apart["upper"]) == ("", "")  # one run says nothing about the next
 
 
 def test_json_carries_every_verdict(runs):
