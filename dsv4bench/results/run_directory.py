@@ -131,13 +131,11 @@ def read_run(path: str | Path, *, torn: bool = False) -> Run:
 
 
 def write_run_file(run: Run, path: Path) -> None:
-    """Store a run as one JSON file, the form of a committed baseline."""
-    record = {
-        "manifest": run.manifest.model_dump(mode="json"),
-        "rows": [row.model_dump(mode="json") for row in run.rows],
-    }
+    """Store a run as one JSON file, the form of a committed baseline: a line a row, so that a diff is one of cases."""
+    manifest = json.dumps(run.manifest.model_dump(mode="json"), indent=1, allow_nan=False)
+    rows = [json.dumps(row.model_dump(mode="json"), separators=(",", ":"), allow_nan=False) for row in run.rows]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    path.write_text(f'{{"manifest": {manifest},\n"rows": [\n' + ",\n".join(rows) + "\n]}\n", encoding="utf-8")
 
 
 def read_samples(path: Path) -> list[dict[str, Any]]:

@@ -33,6 +33,8 @@ def test_a_stored_file_comes_back_as_it_was_written(stored, tmp_path):
     write_run_file(stored, tmp_path / "deep" / "run.json")
     read = read_run(tmp_path / "deep" / "run.json")
     assert (read.manifest, read.rows) == (stored.manifest, stored.rows)
+    lines = (tmp_path / "deep" / "run.json").read_text().splitlines()
+    assert [line.startswith('{"schema_version"') for line in lines[-3:]] == [True, True, False]  # a line a row
 
 
 def test_every_appended_row_can_be_read_at_once(stored, tmp_path):
