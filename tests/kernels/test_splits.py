@@ -5,6 +5,8 @@ import pytest
 
 pytest.importorskip("triton")
 import bench_attention
+import torch
+from dsv4_kernels.triton.sparse_attention import visible_entries
 from dsv4_kernels.triton.splits import COSTS, MAX_SPLITS, Gpu, launch_us, plan_splits
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,6 +35,14 @@ def test_the_plan_is_within_5_percent_of_the_best_number_of_splits_that_was_meas
     splits = planned(cell_of(name))
     assert splits in swept, f"{splits} splits were not measured"
     assert swept[splits] <= 1.05 * min(swept.values())
+
+
+def test_padding_of_the_lists_is_not_shared_out():
+    """64 requests of 8K have 64 c128a entries each, in lists padded to 128: three tiles, which one share does best."""
+    lists = torch.empty((64, 128), device="meta")
+    tiles = [2 + -(-visible_entries(lists, known) // 64) for known in (None, 64, 1000)]
+    assert tiles == [4, 3, 4]
+    assert [plan_splits(64, 64, count, 64, H200, "gluon") for count in tiles] == [2, 1, 2]
 
 
 def test_the_measured_table_holds_every_cell_and_more_than_one_number_of_splits_for_most():

@@ -188,6 +188,7 @@ def sparse_attention(
     compressed_lens: torch.Tensor | None,
     sink: torch.Tensor | None,
     softmax_scale: float,
+    max_candidates: int | None = None,
     splits: int | None = None,
     form: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -203,6 +204,8 @@ def sparse_attention(
         compressed_lens: int32 [T], leading columns to scan.
         sink: fp32 [H], joins the denominator only; or None.
         softmax_scale: factor on q · k.
+        max_candidates: most compressed entries that a token can see, where the host knows it: lists are padded for
+            alignment, and their width alone would call for too many shares.
         splits: shares of a token's entries; None lets the launcher size them to the GPU.
         form: ``gluon`` or ``plain``; None takes the Gluon form wherever it applies.
 
@@ -233,7 +236,8 @@ def sparse_attention(
         raise ValueError("the Gluon attention kernels need Hopper and aligned main-fp8 or latent-fp8 entries")
     heads_per_program = 64 if gluon else min(64, max(16, triton.next_power_of_2(heads)))
     tile = _SMALL_TILE if triton.knobs.runtime.interpret else TILE
-    tiles = sum(triton.cdiv(source.indices.shape[1], tile) for source in (window, compressed) if source)
+    tiles = triton.cdiv(window.indices.shape[1], tile) if window else 0
+    tiles += triton.cdiv(visible_entries(compressed.indices, max_candidates), tile) if compressed else 0
     blocks = tokens * triton.cdiv(heads, heads_per_program)
     gpu = _gpu(q.device)
     if splits is None:
@@ -277,6 +281,12 @@ def sparse_attention(
     if split:
         join_shares(partial, partial_lse, sink, out, lse, early=2 * blocks * splits <= gpu.processors)
     return out, lse
+
+
+def visible_entries(indices: torch.Tensor, max_candidates: int | None) -> int:
+    """Most entries of lists [T, n] that a token can attend: their padding, which no token sees, is no work to share."""
+    width = indices.shape[1]
+    return width if max_candidates is None else min(width, max_candidates)
 
 
 _FORMATS = ("main-fp8", "main-bf16", "latent-fp8", "latent-bf16")
