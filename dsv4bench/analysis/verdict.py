@@ -169,7 +169,12 @@ def why_not_gated(evidence: Evidence, limits: Limits) -> Reason | None:
     """Why a subject can't be gated whatever it reads; None if it can."""
     if evidence.stored and evidence.estimate.count < MINIMUM_HISTORY:
         return Reason.INSUFFICIENT_HISTORY
-    return Reason.TOO_NOISY if limits.too_noisy else None
+    return Reason.TOO_NOISY if limits.too_noisy and not _beyond_noise(evidence, limits) else None
+
+
+def _beyond_noise(evidence: Evidence, limits: Limits) -> bool:
+    """Whether a slowdown's whole interval lies beyond a tolerance that noise has widened: noise is no excuse then."""
+    return evidence.estimate.log_effect - evidence.estimate.half_width > math.log1p(limits.tolerance)
 
 
 def _doubts(evidence: Evidence, limits: Limits, adjusted_p: float) -> tuple[Reason, ...]:

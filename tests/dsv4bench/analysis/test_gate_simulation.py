@@ -9,7 +9,7 @@ import pytest
 from dsv4bench.analysis.evidence import paired_evidence
 from dsv4bench.analysis.gate import settle
 from dsv4bench.analysis.statistics import paired_t, prediction
-from dsv4bench.analysis.verdict import PRESETS, Evidence, Outcome, Subject
+from dsv4bench.analysis.verdict import PRESETS, Evidence, Outcome, Subject, limits_for
 from dsv4bench.results.row import Round, Timing
 
 BASE = 100e-6
@@ -130,3 +130,21 @@ def test_a_clock_that_slows_both_sides_alike_within_a_round_is_no_regression(ran
     assert evidence is not None
     [verdict] = settle({SUBJECT: evidence}, lambda _, __: PRESETS["default"])
     assert verdict.outcome is Outcome.PASS
+
+
+@pytest.mark.parametrize(("effect", "least", "most"), [(0.0, 0.0, 0.002), (0.5, 0.85, 1.0), (1.0, 0.999, 1.0)])
+def test_on_a_noisy_machine_only_changes_beyond_the_noise_are_called(random, effect, least, most):
+    """Rounds that scatter by 10 %: A/A half-width 10 %, too noisy to gate at 3 %."""
+    sigma = 0.10
+    limits = limits_for(PRESETS["default"], paired_t(simulated(random, 0.0, ROUNDS, sigma)).half_width)
+    assert limits.too_noisy
+    verdicts = [
+        settle(
+            {SUBJECT: evidence_of(simulated(random, effect, ROUNDS, sigma))},
+            lambda _, __: limits,
+            again=lambda _: {SUBJECT: evidence_of(simulated(random, effect, ROUNDS, sigma))},
+        )[0]
+        for _ in range(TRIALS // 5)
+    ]
+    assert least <= sum(verdict.outcome is Outcome.REGRESSED for verdict in verdicts) / len(verdicts) <= most
+    assert all(verdict.outcome is not Outcome.PASS for verdict in verdicts)

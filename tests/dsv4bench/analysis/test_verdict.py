@@ -99,10 +99,16 @@ def test_the_tolerance_is_the_larger_of_preset_and_noise(preset, noise, toleranc
     assert (limits.tolerance, limits.too_noisy) == (tolerance, too_noisy)
 
 
-def test_a_case_that_is_too_noisy_is_inconclusive_whatever_it_reads():
+@pytest.mark.parametrize(("effect", "half_width"), [(0.0, 0.005), (0.07, 0.005), (0.15, 0.07), (-0.5, 0.005)])
+def test_a_case_that_is_too_noisy_is_inconclusive_while_its_interval_reaches_into_the_noise(effect, half_width):
     limits = limits_for(DEFAULT, 0.08)
-    for effect in (-0.5, 0.0, 0.5):
-        assert verdict_on(evidence(effect), limits) == (Outcome.INCONCLUSIVE, (Reason.TOO_NOISY,))
+    assert verdict_on(evidence(effect, half_width), limits) == (Outcome.INCONCLUSIVE, (Reason.TOO_NOISY,))
+
+
+@pytest.mark.parametrize(("effect", "half_width"), [(1.5, 0.2), (0.15, 0.05)])
+def test_a_slowdown_whose_whole_interval_lies_beyond_the_noise_is_called_one(effect, half_width):
+    found = verdict_on(evidence(effect, half_width), limits_for(DEFAULT, 0.08))
+    assert found == (Outcome.REGRESSED, (Reason.ABOVE_TOLERANCE,))
 
 
 def test_a_second_measurement_with_half_the_tolerance_confirms():
