@@ -10,7 +10,7 @@ from dsv4bench.bench.timers import Call
 from dsv4bench.errors import UserError
 from dsv4bench.model.schedule import Schedule, make_schedule
 from dsv4bench.model.stage import STAGES, Stage
-from dsv4bench.providers.base import Need, Provider, implemented_stages
+from dsv4bench.providers.base import Need, Provider, implemented_stages, support_of
 from dsv4bench.providers.registry import load_provider
 from dsv4bench.results.row import Contract
 from dsv4bench.scenario.case import Case
@@ -217,7 +217,7 @@ def _require(provider: Provider, spec: str, stages: tuple[str, ...], case: Case,
         phase=case.workload.phase,
         weights=case.weights.precision,
     )
-    support = provider.supports(need)
+    support = support_of(provider, need)
     if not support.ok:
         raise UnsupportedError(f"provider {spec}: {support.reason}")
 

@@ -12,8 +12,8 @@ import typer
 from dsv4bench.cli.run import Format, print_records
 from dsv4bench.errors import MeasurementError, UserError
 from dsv4bench.model.shape import LayerKind
-from dsv4bench.providers.base import Need, Provider
-from dsv4bench.providers.registry import load_provider
+from dsv4bench.providers.base import Need, Provider, support_of
+from dsv4bench.providers.registry import load_provider, require_known
 from dsv4bench.scenario.case import CachePrecision
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def verify(
     Rows whose stages the provider lacks are skipped; stages it lacks within a row are filled in by the reference. Ends
     with exit code 5 if anything is wrong, and saves the failing inputs for --replay.
     """
+    require_known(provider)  # before torch, which takes seconds to import
     from dsv4bench.bench.device import find_device
     from dsv4bench.verify.replay import replay as replay_file
     from dsv4bench.verify.replay import require_writable
@@ -128,7 +129,7 @@ def _precision(label: str) -> CachePrecision:
 
 
 def _supported(provider: Provider, label: str, kinds: Sequence[LayerKind], device: str) -> bool:
-    from dsv4bench.verify.suite import need_of, support_of
+    from dsv4bench.verify.suite import need_of
     from dsv4bench.verify.trial import Setting
 
     needs: list[Need] = [need_of(provider, Setting(kind, _precision(label), device)) for kind in kinds]

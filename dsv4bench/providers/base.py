@@ -10,6 +10,7 @@ from functools import lru_cache
 from inspect import signature
 from typing import Any, Protocol, runtime_checkable
 
+from dsv4bench.errors import UserError
 from dsv4bench.model.shape import LayerKind
 from dsv4bench.model.stage import STAGE_NAMES, STAGES
 
@@ -65,6 +66,26 @@ class Provider(Protocol):
     def supports(self, need: Need) -> Support:
         """Say whether the provider can run ``need``, without allocating anything."""
         ...
+
+
+def support_of(provider: Provider, need: Need) -> Support:
+    """What a provider says of a need.
+
+    Raises:
+        UserError: its ``supports`` raises, or returns something else than a ``Support``.
+    """
+    try:
+        answer: object = provider.supports(need)
+    except Exception as error:  # whatever a user's provider raises is the user's message
+        raise UserError(
+            f"supports(need) of provider {provider.name!r} raised {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(answer, Support):
+        raise UserError(
+            f"supports(need) of provider {provider.name!r} returned {answer!r}; return a Support of "
+            "dsv4bench.providers.base, such as SUPPORTED or Support.no(reason)"
+        )
+    return answer
 
 
 def implemented_stages(provider: object) -> tuple[str, ...]:

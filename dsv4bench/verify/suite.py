@@ -11,7 +11,7 @@ import torch
 from dsv4bench.errors import UserError
 from dsv4bench.model.shape import LayerKind
 from dsv4bench.model.stage import STAGES
-from dsv4bench.providers.base import Need, Provider, Support, implemented_stages
+from dsv4bench.providers.base import Need, Provider, implemented_stages, support_of
 from dsv4bench.verify.difference import Difference
 from dsv4bench.verify.rows import addressing, attending, chunks, lengths, numerics, selection
 from dsv4bench.verify.sequences import small_shape
@@ -188,26 +188,6 @@ def need_of(provider: object, setting: Setting, stages: tuple[str, ...] | None =
         num_heads=small_shape(setting.kind, setting.device).num_heads,
         phase="mixed",
     )
-
-
-def support_of(provider: Provider, need: Need) -> Support:
-    """What a provider says of a need.
-
-    Raises:
-        UserError: its ``supports`` raises, or returns something else than a ``Support``.
-    """
-    try:
-        answer: object = provider.supports(need)
-    except Exception as error:  # whatever a user's provider raises is the user's message
-        raise UserError(
-            f"supports(need) of provider {provider.name!r} raised {type(error).__name__}: {error}"
-        ) from error
-    if not isinstance(answer, Support):
-        raise UserError(
-            f"supports(need) of provider {provider.name!r} returned {answer!r}; return a Support of "
-            "dsv4bench.providers.base, such as SUPPORTED or Support.no(reason)"
-        )
-    return answer
 
 
 def _judge(checks: tuple[StageCheck, ...], allow: frozenset[str]) -> tuple[Status, str]:

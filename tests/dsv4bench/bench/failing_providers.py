@@ -56,6 +56,13 @@ class Picky(EagerProvider):
         return Support.no(f"no {need.main} cache")
 
 
+class PlainYes(EagerProvider):
+    name = "plain-yes"
+
+    def supports(self, need):
+        return True
+
+
 class Killed(EagerProvider):
     name = "killed"
 

@@ -104,6 +104,12 @@ def test_each_way_to_fail_has_its_status_and_the_good_side_is_measured(measure):
     assert all(len(row.layer.rounds) == 2 for row in (rows[0], rows[6]))
 
 
+def test_a_plain_yes_in_place_of_a_support_says_what_to_return(measure):
+    (one,), _ = measure(["PlainYes"])
+    assert one.row.status is Status.RUNTIME_ERROR
+    assert one.row.reason.startswith("supports(need) of provider 'plain-yes' returned True; return a Support of")
+
+
 def test_a_wrong_result_is_not_looked_for_when_checks_are_off(measure):
     (one,), _ = measure(["Wrong"], check=False)
     assert one.row.status is Status.OK
