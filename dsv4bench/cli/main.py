@@ -9,9 +9,10 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from dsv4bench.errors import UserError
 
@@ -74,10 +75,22 @@ COMMANDS = {
 """Every command, in the order of ``--help``."""
 
 
+class _Commands(TyperGroup):
+    """The root command; a wrong value is told without the prefix that pydantic gives typer's message."""
+
+    def invoke(self, ctx: Any) -> Any:  # typer's own context class is private
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+
+
 def build(asked: str | None) -> typer.Typer:
     """The command line: the command asked for in full, the others by name and help alone."""
     app = typer.Typer(
         name="dsv4bench",
+        cls=_Commands,
         help="Benchmark, verify and size the DeepSeek V4 attention stack.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,

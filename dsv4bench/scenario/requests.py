@@ -37,16 +37,15 @@ def parse_requests(text: str) -> tuple[Request, ...]:
     """
     requests: list[Request] = []
     for segment in text.split("_"):
+        shown = repr(text) if segment == text else f"{segment!r} in {text!r}"
         match = _SEGMENT.fullmatch(segment)
         if match is None:
-            raise UserError(f"{segment!r} in {text!r} is not [count]q<tokens>[s<length>], for example 64q1s128k_2q2k")
+            raise UserError(f"{shown} is not [count]q<tokens>[s<length>], for example 64q1s128k_2q2k")
         count = int(match[1] or 1)
         query_len = int(match[2]) * _UNITS[match[3]]
         seq_len = int(match[4]) * _UNITS[match[5]] if match[4] else query_len
         if not 1 <= query_len <= seq_len:
-            raise UserError(
-                f"{segment!r} in {text!r}: a request has 1 to s query tokens, this one {query_len} of {seq_len}"
-            )
+            raise UserError(f"{shown}: a request has 1 to s query tokens, this one {query_len} of {seq_len}")
         if not 1 <= len(requests) + count <= MOST_REQUESTS:
             raise UserError(f"{text!r} has {len(requests) + count:,} requests; 1 to {MOST_REQUESTS:,} make sense")
         requests += [Request(query_len, seq_len)] * count

@@ -164,6 +164,22 @@ def test_the_lists_of_commands_cut_nothing_off(arguments):
     assert "..." not in commands
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["verify", "--layer", "foo"], ["gate", "run", "--preset", "foo"], ["baseline", "list", "--format", "foo"]],
+)
+def test_a_value_that_is_no_choice_is_said_once(arguments):
+    done = cli(*arguments)
+    assert done.returncode == 2
+    assert f"Invalid value for '{arguments[-2]}': 'foo' is not one of " in done.stderr
+
+
+def test_a_mistyped_provider_is_refused_without_torch():
+    done = cli("verify", "--provider", "egaer", code=NO_TORCH)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: unknown provider 'egaer'")
+
+
 def test_an_unknown_command_is_exit_code_2():
     done = cli("rnu")
     assert done.returncode == 2

@@ -27,7 +27,9 @@ def test_binary_suffixes_of_scenarios_are_accepted_too():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "'' in '' is not"),
+        ("", "^'' is not"),
+        ("4x1s1k", r"^'4x1s1k' is not \[count\]"),
+        ("4x1s1k_2q1", "^'4x1s1k' in '4x1s1k_2q1' is not"),
         ("64q1z", r"is not \[count\]q<tokens>\[s<length>\]"),
         ("q1s1k_", "'' in 'q1s1k_' is not"),
         ("q2ks1k", "1 to s query tokens, this one 2048 of 1024"),
