@@ -49,7 +49,7 @@ MEANING = {
     Reason.CLOCK_EXPLAINS: "counted in clock cycles the change has the other sign: the clock moved, not the code",
     Reason.NO_CLOCK: "no SM clock was recorded, so the change could not be checked in cycles",
     Reason.NOT_SIGNIFICANT: "not significant once every gated case is counted (Holm)",
-    Reason.TOO_NOISY: "identical code differs by more than can be gated on this machine, and the change is no clearer than that",
+    Reason.TOO_NOISY: "identical code differs by more than can be gated here, and the change is no clearer than that",
     Reason.INSUFFICIENT_HISTORY: f"fewer than {MINIMUM_HISTORY} comparable stored runs",
     Reason.CONTRACT_DIFFERS: "the sides were measured under different contracts",
     Reason.FINGERPRINT_DIFFERS: "the sides were measured on different hardware",
