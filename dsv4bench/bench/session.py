@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from dsv4bench.bench.contract import check_timing
 from dsv4bench.bench.device import Device
 from dsv4bench.bench.environment import describe_environment
 from dsv4bench.bench.execute import Event, Executor
@@ -71,6 +72,7 @@ def start_run(request: Request, path: Path, listen: Listener) -> Run:
     if (path / MANIFEST).exists():
         raise UserError(f"{path} already holds a run; continue it with --resume {path} or choose another --out")
     began = time.monotonic()
+    _check_timings(request)
     with _executor(path) as executor:
         tenants = all_tenants()
         found = _probe(executor, request)
@@ -120,6 +122,18 @@ def exit_code(rows: Sequence[Row]) -> int:
     """0 when every row is ok, unsupported, oom or skipped and at least one is ok; else 5."""
     statuses = {row.status for row in rows}
     return 0 if Status.OK in statuses and statuses <= BENIGN else MeasurementError.exit_code
+
+
+def _check_timings(request: Request) -> None:
+    """Refuse a timing that the device named can't have, before a worker is started to find the device.
+
+    Raises:
+        UserError: it says what would fit.
+    """
+    device = request.device.partition(":")[0]
+    if device in ("cpu", "cuda") and request.scenario.kind != "memory":
+        for graph in {case.execution.graph for case in request.cases}:
+            check_timing(request.scenario.timing, device, graph)
 
 
 def _probe(executor: Executor, request: Request) -> Found:

@@ -37,6 +37,20 @@ def request_of(scenario, **changes):
     )
 
 
+@pytest.mark.parametrize(
+    ("device", "timing", "graph", "words"),
+    [("cpu", {"timer": "events"}, False, "needs a GPU"), ("cuda:1", {"timer": "wall"}, True, "calls on the CPU")],
+)
+def test_a_timing_that_the_device_named_lacks_is_refused_before_a_worker_starts(
+    tmp_path, monkeypatch, device, timing, graph, words
+):
+    monkeypatch.setattr("dsv4bench.bench.session.Executor", None)  # calling it would be an error of another kind
+    scenario = small_scenario(tmp_path, timing=timing, schedule={"graph": graph})
+    with pytest.raises(UserError, match=words):
+        start_run(Request(scenario, expand(scenario), device), tmp_path / "run", lambda event: None)
+    assert not (tmp_path / "run").exists()
+
+
 def is_running(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
