@@ -132,7 +132,9 @@ class Verdict:
 
     @property
     def effect(self) -> float | None:
-        """Relative change, if there is one."""
+        """Relative change, if there is one; none between figures that may not be compared."""
+        if self.outcome is Outcome.INCOMPARABLE:
+            return None
         if self.evidence is not None:
             return self.evidence.estimate.effect
         if self.base and self.new is not None:

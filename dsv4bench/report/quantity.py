@@ -14,6 +14,11 @@ def seconds(value: float) -> str:
     return f"{value / factor:.{digits}f} {unit}"
 
 
+def signed_seconds(value: float) -> str:
+    """A difference of times with its sign: ``+1.695 ms``."""
+    return ("+" if value >= 0 else "") + seconds(value)
+
+
 def change(value: float | None) -> str:
     """A relative change with its sign: ``+4.9 %``; under one per cent with two decimals."""
     if value is None or not math.isfinite(value):

@@ -1,11 +1,11 @@
 """The cells that every table of verdicts shares, as text."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from dsv4bench.analysis.reason import MEANING, Reason
 from dsv4bench.analysis.verdict import Outcome, Subject, Verdict
-from dsv4bench.report.quantity import change, interval, seconds, share
+from dsv4bench.report.quantity import change, interval, seconds, share, signed_seconds
 from dsv4bench.scenario.sizes import format_bytes
 
 MARK = {
@@ -46,8 +46,8 @@ def name(subject: Subject) -> str:
 
 
 def speedup(verdict: Verdict) -> str:
-    """Base over new, for times: ``1.04×``."""
-    timed = verdict.subject.metric.startswith("time")
+    """Base over new, for times that may be compared: ``1.04×``."""
+    timed = verdict.subject.metric.startswith("time") and verdict.outcome is not Outcome.INCOMPARABLE
     return f"{verdict.base / verdict.new:.2f}×" if timed and verdict.base and verdict.new else "–"
 
 
@@ -64,6 +64,30 @@ def why(verdict: Verdict) -> str:
     return f"{codes}: {verdict.detail}" if verdict.detail else codes
 
 
+def shared_why(verdicts: Sequence[Verdict]) -> str:
+    """The reason that several verdicts have in common, to be said once; empty where they differ."""
+    reasons = {why(verdict) for verdict in verdicts}
+    return f"all {len(verdicts)}: {reasons.pop()}" if len(verdicts) > 1 and len(reasons) == 1 else ""
+
+
+def decided(verdicts: Iterable[Verdict], quote: str = "") -> list[tuple[str, list[str]]]:
+    """What was decided, and why in sentences; what can't be compared for the same reason stands together.
+
+    Args:
+        verdicts: in the order to be shown.
+        quote: stands around names.
+    """
+    groups: dict[object, list[Verdict]] = {}
+    for verdict in verdicts:
+        alike = tuple(explanation(verdict)) if verdict.outcome is Outcome.INCOMPARABLE else verdict.subject
+        groups.setdefault(alike, []).append(verdict)
+    found = []
+    for one, *others in groups.values():
+        what = f"{1 + len(others)} are" if others else f"{quote}{name(one.subject)}{quote} is"
+        found.append((f"{what} {one.outcome.value}", explanation(one)))
+    return found
+
+
 def explanation(verdict: Verdict) -> list[str]:
     """The whole decision in sentences, numbers put in."""
     lines = []
@@ -75,12 +99,12 @@ def explanation(verdict: Verdict) -> list[str]:
             f"95 % interval {interval_of(verdict)} over {what}, p = {estimate.p_value:.2g}"
         )
         lines.append(
-            f"absolute change {1e6 * evidence.absolute:+.3f} µs; tolerance {share(limits.tolerance)}, "
+            f"absolute change {signed_seconds(evidence.absolute)}; tolerance {share(limits.tolerance)}, "
             f"floor {seconds(limits.floor)}"
         )
         if evidence.cycles is not None:
             lines.append(f"in clock cycles: {change(math.expm1(evidence.cycles))}")
-    elif verdict.base is not None and verdict.new is not None:
+    elif verdict.effect is not None:
         lines.append(f"{figure(verdict.subject, verdict.base)} → {figure(verdict.subject, verdict.new)}")
     lines += [f"{reason.value}: {MEANING[reason]}" for reason in verdict.reasons]
     return [*lines, verdict.detail] if verdict.detail else lines

@@ -1,6 +1,6 @@
 """The gate's result as Markdown, in the form that kernel pull requests are reviewed in: before, after, speedup."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from dsv4bench.analysis.examine import interleaved
 from dsv4bench.analysis.gate import GateReport
@@ -8,12 +8,13 @@ from dsv4bench.analysis.verdict import Outcome, Verdict
 from dsv4bench.report.quantity import change
 from dsv4bench.report.verdict_cells import (
     MARK,
+    decided,
     equal_bytes,
-    explanation,
     figure,
     interval_of,
     name,
     notable,
+    shared_why,
     speedup,
     why,
 )
@@ -51,7 +52,7 @@ def gate_markdown(report: GateReport) -> str:
     if quiet:
         parts.append(folded(f"{len(quiet)} passed", verdict_rows(quiet)))
     if loud:
-        parts.append(folded("Decisions", "\n".join(_decision(verdict) for verdict in loud)))
+        parts.append(folded("Decisions", _decisions(loud)))
     notes = [note for note in (equal_bytes(report.verdicts), *report.notes) if note]
     if notes:
         parts.append("\n".join(f"- {note}" for note in notes))
@@ -59,11 +60,12 @@ def gate_markdown(report: GateReport) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def verdict_rows(verdicts: Iterable[Verdict]) -> str:
-    """Verdicts as a Markdown table, in the order given."""
+def verdict_rows(verdicts: Sequence[Verdict]) -> str:
+    """Verdicts as a Markdown table, in the order given; a reason that all have in common stands once, below it."""
+    shared = shared_why(verdicts)
     lines = [
-        "| | Case | Before | After | Change | 95 % interval | Speedup | Why |",
-        "|---|---|---:|---:|---:|---:|---:|---|",
+        f"| | Case | Before | After | Change | 95 % interval | Speedup |{'' if shared else ' Why |'}",
+        f"|---|---|---:|---:|---:|---:|---:|{'' if shared else '---|'}",
     ]
     for verdict in verdicts:
         cells = (
@@ -74,10 +76,10 @@ def verdict_rows(verdicts: Iterable[Verdict]) -> str:
             change(verdict.effect),
             interval_of(verdict),
             speedup(verdict),
-            why(verdict).replace("|", r"\|"),
+            *([] if shared else [why(verdict).replace("|", r"\|")]),
         )
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", f"{shared[0].upper()}{shared[1:]}"] if shared else lines)
 
 
 def against(report: GateReport) -> str:
@@ -105,6 +107,5 @@ def folded(summary: str, body: str) -> str:
     return f"<details><summary>{summary}</summary>\n\n{body}\n\n</details>"
 
 
-def _decision(verdict: Verdict) -> str:
-    lines = "\n".join(f"  - {line}" for line in explanation(verdict))
-    return f"- `{name(verdict.subject)}` is {verdict.outcome.value}\n{lines}"
+def _decisions(verdicts: Sequence[Verdict]) -> str:
+    return "\n".join("\n  - ".join((f"- {title}", *lines)) for title, lines in decided(verdicts, "`"))

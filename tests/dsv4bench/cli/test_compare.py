@@ -10,7 +10,17 @@ from typer.testing import CliRunner
 from dsv4bench.cli.compare import compare
 from dsv4bench.errors import IncomparableError, UserError
 from dsv4bench.results.row import Status
-from tests.dsv4bench.stored_runs import CONTRACT, around, base_run, row, run, shuffled, write_directory, write_file
+from tests.dsv4bench.stored_runs import (
+    CONTRACT,
+    H200,
+    around,
+    base_run,
+    row,
+    run,
+    shuffled,
+    write_directory,
+    write_file,
+)
 
 
 @pytest.fixture
@@ -107,3 +117,17 @@ def test_a_terminal_of_80_columns_shows_case_figures_and_reasons_whole(runs, mon
     assert max(map(len, text.splitlines())) <= 80
     for whole in ("slower", "100.0 µs → 110.0 µs, +10.0 %", "above_tolerance, unconfirmed", "insufficient_history"):
         assert whole in text
+
+
+@pytest.mark.parametrize("format", ["table", "md"])
+def test_another_gpu_is_shown_without_a_change_and_named_once(tmp_path, format):
+    sides = {"h100": H200.model_copy(update={"name": "NVIDIA H100"}), "h200": H200}
+    paths = [
+        str(write_directory(run([row("a", around(1e-6)), row("b", around(1e-4))], name, gpu=gpu), tmp_path / name))
+        for name, gpu in sides.items()
+    ]
+    text = output(*paths, "--format", format).partition("<details>")[0]
+    assert text.count("fingerprint_differs: GPU: NVIDIA H100 → NVIDIA H200") == 1
+    assert text.count("incomparable") == 2
+    assert "0.00 %" not in text
+    assert "×" not in text

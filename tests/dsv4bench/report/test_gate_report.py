@@ -19,7 +19,7 @@ from dsv4bench.report.verdict_json import faster_before, gate_json
 from dsv4bench.report.verdict_markdown import gate_markdown, headline
 from dsv4bench.report.verdict_table import decisions, verdict_table
 from dsv4bench.results.row import Status
-from tests.dsv4bench.stored_runs import CONTRACT, around, base_run, row, run, shuffled
+from tests.dsv4bench.stored_runs import CONTRACT, H200, around, base_run, row, run, shuffled
 
 DATA = Path(__file__).parents[2] / "data"
 SCHEMA = xmlschema.XMLSchema(DATA / "junit.xsd")
@@ -106,6 +106,35 @@ def test_a_terminal_shows_case_verdict_and_reasons_whole(width):
 def test_every_line_of_a_markdown_table_has_as_many_cells():
     lines = [line.replace(r"\|", "") for line in gate_markdown(report()).splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in lines}) == 1
+
+
+def on_another_gpu() -> GateReport:
+    other = H200.model_copy(update={"name": "NVIDIA H100"})
+    base = run([row(name, around(1e-6)) for name in ("small", "large")], "base", gpu=other)
+    new = run([row("small", around(2e-6)), row("large", around(3e-4))], "new", 2)
+    verdicts, notes = judged([base], new, PRESETS["default"])
+    return GateReport(new, (base,), "default", False, by_severity(verdicts), tuple(notes))
+
+
+@pytest.mark.parametrize("width", [80, 240])
+def test_what_cannot_be_compared_has_no_change_and_a_reason_that_all_share_is_said_once(width):
+    console = Console(width=width, record=True, file=StringIO())
+    console.print(verdict_table(on_another_gpu().verdicts, width))
+    text = console.export_text()
+    assert text.count("incomparable") == 2
+    assert text.count("all 2: fingerprint_differs: GPU: NVIDIA H100 → NVIDIA H200") == 1
+    assert text.count("fingerprint_differs") == 1
+    assert "%" not in text.replace("95 % interval", "")
+    assert "300.0 µs" in text
+
+
+def test_markdown_and_json_of_what_cannot_be_compared_have_no_change_either():
+    markdown = gate_markdown(on_another_gpu())
+    table = markdown.partition("<details>")[0]
+    assert table.count("fingerprint_differs") == 1
+    assert "×" not in table
+    assert markdown.count("2 are incomparable") == 1
+    assert [item["effect"] for item in json.loads(gate_json(on_another_gpu()))["verdicts"]] == [None, None]
 
 
 def test_json_is_strict_and_in_si_units():

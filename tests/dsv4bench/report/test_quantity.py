@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from dsv4bench.report.quantity import change, interval, seconds, share
+from dsv4bench.report.quantity import change, interval, seconds, share, signed_seconds
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,10 @@ def test_an_interval_without_bounds_is_a_dash():
 
 def test_fractions_are_per_cent():
     assert (share(0.03), share(0.0025)) == ("3 %", "0.25 %")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1.695492e-3, "+1.695 ms"), (-0.8234e-6, "-823.4 ns"), (5e-6, "+5.000 µs"), (0.0, "+0.000 ns")]
+)
+def test_differences_of_times_scale_and_carry_their_sign(value, text):
+    assert signed_seconds(value) == text
