@@ -5,14 +5,11 @@ with small shapes.
 """
 
 # ruff: noqa: C408
-import json
 import os
-import sys
-import traceback
-from collections.abc import Callable
 
 import pytest
 import torch
+from checks import check, main
 from dsv4_kernels import reference
 from dsv4_kernels.cache import PagedCache
 from dsv4_kernels.codec import quantize_fp4, quantize_fp8, random_fill, read_entries, ue8m0
@@ -30,12 +27,6 @@ from dsv4_kernels.triton.topk import topk
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
-CHECKS: dict[str, Callable[[], None]] = {}
-
-
-def check(function: Callable[..., None], **arguments: object) -> None:
-    suffix = "".join(f" {value}" for value in arguments.values())
-    CHECKS[function.__name__ + suffix] = lambda: function(**arguments)
 
 
 def randn(*shape: int) -> torch.Tensor:
@@ -416,24 +407,6 @@ def gathered_entries_are_exact(precision: str) -> None:
 
 for precision in ("fp8", "bf16"):
     check(gathered_entries_are_exact, precision=precision)
-
-
-def main() -> None:
-    """Run the checks whose name begins with an argument and print their tracebacks as JSON; --list prints the names."""
-    if "--list" in sys.argv:
-        print(json.dumps(list(CHECKS)))
-        return
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    failures = {}
-    for name, run in CHECKS.items():
-        if len(sys.argv) < 2 or name in sys.argv[1:]:
-            try:
-                run()
-                failures[name] = ""
-            except Exception:
-                failures[name] = traceback.format_exc()
-    print(json.dumps(failures))
 
 
 if __name__ == "__main__":

@@ -4,13 +4,10 @@
 """
 
 # ruff: noqa: C408
-import json
 import os
-import sys
-import traceback
-from collections.abc import Callable
 
 import torch
+from checks import check, main
 from dsv4_kernels import reference
 from dsv4_kernels import triton_unfused as unfused
 from dsv4_kernels.cache import PagedCache
@@ -27,14 +24,6 @@ from dsv4_kernels.triton.qkv_norm import qkv_norm
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 EPS = 1e-6
-CHECKS: dict[str, Callable[[], None]] = {}
-
-
-def check(function: Callable[..., None], **arguments: object) -> None:
-    suffix = "".join(f" {value}" for value in arguments.values())
-    CHECKS[function.__name__ + suffix] = lambda: function(**arguments)
-
-
 # comparisons ---------------------------------------------------------------------------------------------------------
 
 
@@ -429,24 +418,6 @@ def nothing_happens_without_tokens() -> None:
 
 
 check(nothing_happens_without_tokens)
-
-
-def main() -> None:
-    """Run the checks whose name contains the argument and print their tracebacks as JSON; --list prints the names."""
-    only = sys.argv[1] if len(sys.argv) > 1 else ""
-    if only == "--list":
-        print(json.dumps(list(CHECKS)))
-        return
-    torch.set_num_threads(1)
-    failures = {}
-    for name, run in CHECKS.items():
-        if only in name:
-            try:
-                run()
-                failures[name] = ""
-            except Exception:
-                failures[name] = traceback.format_exc()
-    print(json.dumps(failures))
 
 
 if __name__ == "__main__":

@@ -3,13 +3,10 @@
 ``test_triton_projection`` runs them as a script of its own process: on a GPU, or without one in Triton's interpreter.
 """
 
-import json
 import os
-import sys
-import traceback
-from collections.abc import Callable
 
 import torch
+from checks import check, main
 from dsv4_kernels import reference
 from dsv4_kernels.codec import power_of_two, quantize_fp8
 from dsv4_kernels.rope import cos_sin_table
@@ -20,12 +17,6 @@ from dsv4_kernels.triton.linear_fp8 import grouped_linear_fp8, linear_fp8
 from dsv4_kernels.weight import AMAX_FLOOR, BLOCK, Fp8Weight, quantize_weight, quantized_activations
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
-CHECKS: dict[str, Callable[[], None]] = {}
-
-
-def check(function: Callable[..., None], **arguments: object) -> None:
-    suffix = "".join(f" {value}" for value in arguments.values())
-    CHECKS[function.__name__ + suffix] = lambda: function(**arguments)
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -177,24 +168,6 @@ def no_tokens_give_no_rows() -> None:
 
 
 check(no_tokens_give_no_rows)
-
-
-def main() -> None:
-    """Run the checks whose name contains the argument and print their tracebacks as JSON; --list prints the names."""
-    only = sys.argv[1] if len(sys.argv) > 1 else ""
-    if only == "--list":
-        print(json.dumps(list(CHECKS)))
-        return
-    torch.set_num_threads(1)
-    failures = {}
-    for name, run in CHECKS.items():
-        if only in name:
-            try:
-                run()
-                failures[name] = ""
-            except Exception:
-                failures[name] = traceback.format_exc()
-    print(json.dumps(failures))
 
 
 if __name__ == "__main__":
