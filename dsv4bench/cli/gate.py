@@ -1,7 +1,7 @@
 """``dsv4bench gate``: did anything get slower? A verdict per case and one exit code."""
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -12,11 +12,12 @@ import typer
 from dsv4bench.analysis.examine import Findings, examine, interleaved
 from dsv4bench.analysis.gate import Again, Evidences, GateReport, by_severity, settle, with_remarks
 from dsv4bench.analysis.selftest import applicable, limits_at
-from dsv4bench.analysis.verdict import PRESETS, Evidence, Outcome, Subject
+from dsv4bench.analysis.verdict import PRESETS, Evidence, Limits, Outcome, Subject, Verdict
 from dsv4bench.cli.run import output_console
-from dsv4bench.errors import MeasurementError, UserError
+from dsv4bench.errors import IncomparableError, MeasurementError, UserError
 from dsv4bench.report.github import annotations, append_step_summary
 from dsv4bench.report.junit import junit_xml
+from dsv4bench.report.refusal import Refusal, refusal_annotation, refusal_json, refusal_junit, refusal_markdown
 from dsv4bench.report.verdict_cells import equal_bytes
 from dsv4bench.report.verdict_json import faster_before, gate_json
 from dsv4bench.report.verdict_markdown import against, gate_markdown, headline
@@ -60,33 +61,43 @@ def gate(
     """Give every case of a run a verdict against its base; works from files alone.
 
     Exit codes: 0 pass, 1 regression, 2 wrong usage, 3 inconclusive (with --strict), 4 incomparable, 5 measurement
-    failed.
+    failed. A gate that can't judge anything writes why into the files asked for.
     """
     if confirmation is not None and not confirm:
         raise UserError("--confirmation and --no-confirm contradict each other; leave one out")
-    new, base = _sides(run, baseline)
-    new, base = _selected(new, only or []), [_selected(side, only or []) for side in base]
-    findings = examine(base, new)
-    noise, note = noise_of(selftest, baseline or ROOT, new)
-    again = _again(run, confirmation, base, new, findings) if confirm else None
-    limits = PRESETS[preset.value]
-    settled = settle(findings.evidence, lambda subject, item: limits_at(limits, noise, subject, item), again=again)
-    verdicts = [*findings.verdicts, *(with_remarks(verdict, findings.remarks) for verdict in settled)]
-    if not verdicts:
-        raise MeasurementError(f"{run}: no case to gate; the run is empty or --only selects nothing")
-    report = GateReport(
-        new,
-        tuple(base),
-        preset.value,
-        strict,
-        by_severity(verdicts),
-        tuple(note for note in (*findings.notes, note) if note),
-    )
+    try:
+        new, base = _sides(run, baseline)
+        new, base = _selected(new, only or []), [_selected(side, only or []) for side in base]
+        findings = examine(base, new)
+        noise, note = noise_of(selftest, baseline or ROOT, new)
+        again = _again(run, confirmation, base, new, findings) if confirm else None
+        verdicts = _verdicts(findings, PRESETS[preset.value], noise, again)
+        if not verdicts:
+            raise MeasurementError(f"{run}: no case to gate; the run is empty or --only selects nothing")
+    except (IncomparableError, MeasurementError) as error:
+        refusal = Refusal(error, preset.value, strict)
+        _write({junit: refusal_junit(refusal), md: refusal_markdown(refusal), json: refusal_json(refusal)})
+        if github:
+            _show_on_github([refusal_annotation(refusal)], refusal_markdown(refusal))
+        raise
+    notes = tuple(note for note in (*findings.notes, note) if note)
+    report = GateReport(new, tuple(base), preset.value, strict, verdicts, notes)
     if json:
         report = _with_request_for_baseline(report, faster_before(json, new.manifest.run_id))
-    _write(report, {junit: junit_xml, md: gate_markdown, json: gate_json})
-    _print(report, explain=explain, github=github)
+    _write({junit: junit_xml(report), md: gate_markdown(report), json: gate_json(report)})
+    _print(report, explain=explain)
+    if github:
+        _show_on_github(annotations(report), gate_markdown(report))
+    typer.echo(f"{headline(report)[1]}. {against(report)}", err=True)
     raise typer.Exit(report.exit_code)
+
+
+def _verdicts(
+    findings: Findings, limits: Limits, noise: dict[tuple[str, str], CaseNoise], again: Again | None
+) -> tuple[Verdict, ...]:
+    """Every verdict, worst first."""
+    settled = settle(findings.evidence, lambda subject, item: limits_at(limits, noise, subject, item), again=again)
+    return by_severity([*findings.verdicts, *(with_remarks(verdict, findings.remarks) for verdict in settled)])
 
 
 def _sides(run: Path, baseline: Path | None) -> tuple[Run, list[Run]]:
@@ -170,17 +181,17 @@ def _with_request_for_baseline(report: GateReport, before: set[str]) -> GateRepo
     return replace(report, notes=(*report.notes, note))
 
 
-def _write(report: GateReport, exporters: dict[Path | None, Callable[[GateReport], str]]) -> None:
-    for path, export in exporters.items():
+def _write(reports: dict[Path | None, str]) -> None:
+    for path, text in reports.items():
         if path is not None:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(export(report), encoding="utf-8")
+                path.write_text(text, encoding="utf-8")
             except OSError as error:
                 raise UserError(f"can't write {path}: {error.strerror}") from error
 
 
-def _print(report: GateReport, *, explain: bool, github: bool) -> None:
+def _print(report: GateReport, *, explain: bool) -> None:
     console = output_console()
     console.print(verdict_table(report.verdicts, console.width))
     if explain:
@@ -188,11 +199,12 @@ def _print(report: GateReport, *, explain: bool, github: bool) -> None:
     for note in (equal_bytes(report.verdicts), *report.notes):
         if note:
             typer.echo(f"note: {note}", err=True)
-    if github:
-        for line in annotations(report):
-            typer.echo(line)
-        if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-            append_step_summary(report, Path(summary))
-        else:
-            typer.echo("note: GITHUB_STEP_SUMMARY is not set, so no step summary was written", err=True)
-    typer.echo(f"{headline(report)[1]}. {against(report)}", err=True)
+
+
+def _show_on_github(lines: Sequence[str], markdown: str) -> None:
+    for line in lines:
+        typer.echo(line)
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+        append_step_summary(markdown, Path(summary))
+    else:
+        typer.echo("note: GITHUB_STEP_SUMMARY is not set, so no step summary was written", err=True)

@@ -5,7 +5,6 @@ from pathlib import Path
 from dsv4bench.analysis.gate import GateReport
 from dsv4bench.analysis.verdict import Outcome, Verdict
 from dsv4bench.report.verdict_cells import name, why
-from dsv4bench.report.verdict_markdown import gate_markdown
 
 SUMMARY_LIMIT = 1024 * 1024
 """Bytes that GitHub accepts as one step's summary."""
@@ -20,9 +19,8 @@ LEVEL = {
 """Annotation level of each outcome that gets one."""
 
 
-def append_step_summary(report: GateReport, path: Path) -> None:
-    """Add the report to the file that ``GITHUB_STEP_SUMMARY`` names."""
-    text = gate_markdown(report)
+def append_step_summary(text: str, path: Path) -> None:
+    """Add Markdown to the file that ``GITHUB_STEP_SUMMARY`` names, cut to what GitHub takes."""
     encoded = text.encode()
     if len(encoded) > SUMMARY_LIMIT:
         text = encoded[: SUMMARY_LIMIT - 64].decode(errors="ignore") + "\n\n… cut; see the artefact\n"
@@ -36,9 +34,14 @@ def annotations(report: GateReport) -> list[str]:
 
 
 def _annotation(verdict: Verdict) -> str:
-    title = _property(f"{verdict.outcome.value}: {name(verdict.subject)}")
     change = f"{verdict.effect:+.1%}, " if verdict.effect is not None else ""
-    return f"::{LEVEL[verdict.outcome]} title={title}::{_data(change + why(verdict))}"
+    title = f"{verdict.outcome.value}: {name(verdict.subject)}"
+    return workflow_command(LEVEL[verdict.outcome], title, change + why(verdict))
+
+
+def workflow_command(level: str, title: str, message: str) -> str:
+    """An annotation: ``::error title=…::…``, escaped."""
+    return f"::{level} title={_property(title)}::{_data(message)}"
 
 
 def _data(text: str) -> str:

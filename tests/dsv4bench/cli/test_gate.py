@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -251,6 +252,35 @@ def test_every_report_is_written_in_one_go_and_folders_are_made(tmp_path):
     assert json.loads(files["json"].read_text())["exit_code"] == 1
     assert "::error title=regressed%3A case::+5.0%25" in done.stdout
     assert "absolute change +5.000 µs; tolerance 3 %, floor 500.0 ns" in done.stdout
+
+
+@pytest.mark.parametrize("trouble", ["no baseline", "truncated", "the run itself", "no case"])
+def test_every_report_says_why_nothing_could_be_judged(tmp_path, trouble):
+    path = write_directory(run([row("case", around(1e-4))]), tmp_path / "run")
+    base = write_directory(run([row("case", around(1e-4))], "base", 2), tmp_path / "base")
+    if trouble == "truncated":
+        (base / "cases.jsonl").write_text("{")
+    words = {
+        "no baseline": (),
+        "truncated": ("--baseline", base),
+        "the run itself": ("--baseline", path),
+        "no case": ("--baseline", base, "--only", "prefill"),
+    }[trouble]
+    files = {kind: tmp_path / "out" / f"gate.{kind}" for kind in ("xml", "md", "json")}
+    summary = tmp_path / "summary"
+    done = gate(
+        *(path, *words, "--junit", files["xml"], "--md", files["md"], "--json", files["json"], "--github"),
+        cwd=tmp_path,
+        GITHUB_STEP_SUMMARY=str(summary),
+    )
+    assert done.returncode == (5 if trouble == "no case" else 4)
+    sentence = refusal(done).removeprefix("error: ")
+    assert json.loads(files["json"].read_text())["reason"] == sentence
+    assert sentence in files["md"].read_text()
+    assert files["md"].read_text() == summary.read_text()
+    [error] = ElementTree.parse(files["xml"]).getroot().iter("error")
+    assert error.get("message") == sentence
+    assert done.stdout.startswith("::error title=gate%3A ")
 
 
 def test_a_case_that_is_faster_twice_asks_for_a_new_baseline(tmp_path):

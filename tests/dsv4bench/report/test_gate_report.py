@@ -12,8 +12,10 @@ from rich.console import Console
 from dsv4bench.analysis.compare import judged
 from dsv4bench.analysis.gate import GateReport, by_severity
 from dsv4bench.analysis.verdict import PRESETS, Outcome
+from dsv4bench.errors import IncomparableError, MeasurementError
 from dsv4bench.report.github import SUMMARY_LIMIT, annotations, append_step_summary
 from dsv4bench.report.junit import junit_xml
+from dsv4bench.report.refusal import Refusal, refusal_annotation, refusal_json, refusal_junit, refusal_markdown
 from dsv4bench.report.verdict_cells import REMARKS, name, notable
 from dsv4bench.report.verdict_json import faster_before, gate_json
 from dsv4bench.report.verdict_markdown import gate_markdown, headline
@@ -175,13 +177,29 @@ def test_annotations_are_escaped_workflow_commands():
 def test_the_step_summary_is_appended_and_cut_to_what_github_takes(tmp_path):
     path = tmp_path / "summary"
     path.write_text("before\n")
-    append_step_summary(report(), path)
+    append_step_summary(gate_markdown(report()), path)
     assert path.read_text().startswith("before\n### ❌ decode: regression")
-    long = report()
-    append_step_summary(
-        GateReport(long.run, long.base, "default", False, long.verdicts, ("ä" * SUMMARY_LIMIT,)), tmp_path / "long"
-    )
+    append_step_summary("ä" * SUMMARY_LIMIT, tmp_path / "long")
     assert (tmp_path / "long").stat().st_size <= SUMMARY_LIMIT
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "title"),
+    [
+        (IncomparableError('no <baseline> & "none"'), "incomparable", "incomparable"),
+        (MeasurementError("no case to gate"), "failed", "measurement failed"),
+    ],
+)
+def test_a_gate_that_could_not_judge_says_why_in_every_form(error, outcome, title):
+    refusal = Refusal(error, "default", strict=False)
+    SCHEMA.validate(refusal_junit(refusal))
+    [found] = ElementTree.fromstring(refusal_junit(refusal)).iter("error")
+    assert (found.get("message"), found.get("type")) == (str(error), outcome)
+    record = json.loads(refusal_json(refusal))
+    assert (record["outcome"], record["reason"], record["exit_code"]) == (outcome, str(error), error.exit_code)
+    assert record.keys() >= json.loads(gate_json(report())).keys()
+    assert refusal_markdown(refusal) == f"### ❌ dsv4bench gate: {title}\n\nNothing was judged: {error}\n"
+    assert refusal_annotation(refusal) == f"::error title=gate%3A {outcome}::{error}"
 
 
 def test_a_decision_is_explained_with_its_numbers():
