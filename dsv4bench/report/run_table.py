@@ -19,6 +19,7 @@ STYLES = {Status.OK: "green", Status.UNSUPPORTED: "dim", Status.SKIPPED: "dim", 
 DASH = "–"
 TEXTS = {"case": 26, "provider": 10, "status": 14}
 """Columns of text, and how narrow each may become."""
+STAGE_HEADS = ("provider", "median", "share", "launches", "host", "floor", "% of floor", "bound")
 DISPENSABLE = ("± MAD", "idle", "% of floor", "KV of layer")
 """Columns that a narrow terminal goes without; every format but the table has them all."""
 
@@ -55,7 +56,7 @@ def lines_of(run: Run) -> list[Line]:
 
 
 def run_table(run: Run, width: int | None = None) -> Table:
-    """For a terminal.
+    """For a terminal: the columns that have a value in any line.
 
     Args:
         run: what to show.
@@ -64,7 +65,8 @@ def run_table(run: Run, width: int | None = None) -> Table:
     """
     lines = lines_of(run)
     texts = [dict(zip(_heads(run), _cells(run, line), strict=True)) for line in lines]
-    heads = _fitting(_heads(run), texts, width)
+    valued = [head for head in _heads(run) if not texts or any(text[head] != DASH for text in texts)]
+    heads = _fitting(valued, texts, width)
     table = Table(box=None, header_style="bold", pad_edge=False)
     for head in heads:
         narrow = _narrow(head, texts) if head in TEXTS else None
@@ -149,11 +151,9 @@ def run_json(run: Run) -> str:
 
 
 def stage_table(run: Run) -> Table:
-    """Every stage of every timed case: time, share of the stages' sum, floor."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("case / stage", overflow="fold", min_width=24)
-    for head in ("provider", "median", "share", "launches", "host", "floor", "% of floor", "bound"):
-        table.add_column(head, justify="right", no_wrap=True)
+    """Every stage of every timed case: time, share of the stages' sum, floor; the columns that have a value."""
+    names: list[str] = []
+    cells: list[list[str]] = []
     for line in lines_of(run):
         row = line.row
         timed = [stage for stage in row.stages if stage.timing]
@@ -161,11 +161,16 @@ def stage_table(run: Run) -> Table:
         if row.layer is None:
             continue
         whole = [seconds(row.layer.median), "", _number(row.layer.launches), _seconds(row.layer.host)]
-        table.add_row(
-            row.label.replace("[", r"\["), "", *whole, _seconds(row.floor), _of_floor(row.floor, row.layer.median)
-        )
-        for stage in timed:
-            table.add_row(f"  {stage.name}", stage.provider, *_stage_cells(stage, total))
+        names += [row.label.replace("[", r"\["), *(f"  {stage.name}" for stage in timed)]
+        cells.append(["", *whole, _seconds(row.floor), _of_floor(row.floor, row.layer.median), ""])
+        cells += [[stage.provider, *_stage_cells(stage, total)] for stage in timed]
+    columns = [column for column in zip(STAGE_HEADS, *cells, strict=True) if set(column[1:]) - {"", DASH}]
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("case / stage", overflow="fold", min_width=24)
+    for head, *_ in columns:
+        table.add_column(head, justify="right", no_wrap=True)
+    for name, *values in zip(names, *(column[1:] for column in columns), strict=True):
+        table.add_row(name, *values)
     return table
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from dsv4bench.report.run_table import lines_of, run_csv, run_json, run_markdown, run_table, short_labels
+from dsv4bench.report.run_table import lines_of, run_csv, run_json, run_markdown, run_table, short_labels, stage_table
 from dsv4bench.results.row import Gaps, MemoryFigures, Row, StageRow, Status
 from dsv4bench.scenario.expand import expand
 from dsv4bench.scenario.schema import Scenario
@@ -80,6 +80,34 @@ def test_the_table_shows_speedups_over_both_baselines_and_why_a_case_has_none(st
     assert lines[1] == "v3.2/dsa/decode-b1-4K triton – – – – 2.00 KiB unsupported: no [dsa] here | yet"
     assert "1.00× 8.00×" in lines[2]
     assert "2.00× –" in lines[5], "the baseline model has no time with this provider"
+
+
+def shown(table):
+    console = Console(width=140, file=io.StringIO(), color_system=None)
+    console.print(table)
+    return console.file.getvalue().splitlines()
+
+
+def test_columns_without_any_value_are_left_out_of_the_tables_alone(stored):
+    bytes_alone = tuple(
+        item.model_copy(update={"layer": None, "stages": [], "case": item.case | {"scenario_kind": "memory"}})
+        for item in stored.rows
+    )
+    without_times = replace(stored, rows=bytes_alone)
+    assert shown(run_table(without_times))[0].split() == ["case", "provider", "KV", "of", "layer", "status"]
+    assert "| median | ± MAD |" in run_markdown(without_times)
+    assert "median_s" in run_csv(without_times)
+
+
+def test_the_stages_have_the_columns_that_any_of_them_has_a_value_in(stored):
+    head, whole, stage, *_ = shown(stage_table(stored))
+    assert head.split() == ["case", "/", "stage", "provider", "median", "share"]
+    assert (whole.split()[-2:], stage.split()) == (["16.00", "ms"], ["topk", "eager", "16.00", "ms", "100", "%"])
+    first, *others = stored.rows
+    launched = first.model_copy(update={"layer": first.layer.model_copy(update={"launches": 7})})
+    head, *lines = shown(stage_table(replace(stored, rows=(launched, *others))))
+    assert head.split()[-1] == "launches"
+    assert [line.split()[-1] for line in lines].count("7") == 1
 
 
 @pytest.mark.parametrize("width", [80, 100])
