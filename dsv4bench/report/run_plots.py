@@ -18,7 +18,7 @@ _COLOURS = {"swa": "#4477AA", "c4a": "#228833", "c128a": "#CCBB44", "dsa": "#BB5
 
 
 def plot_run(rows: Sequence[Row], baseline: dict[str, Any], folder: Path) -> list[Path]:
-    """Write ``speedups.png`` and ``kv_memory.png``.
+    """Write ``speedups.png`` of what has a time and ``kv_memory.png`` of what has bytes.
 
     Args:
         rows: of one run.
@@ -26,13 +26,18 @@ def plot_run(rows: Sequence[Row], baseline: dict[str, Any], folder: Path) -> lis
         folder: where to; made if missing.
 
     Raises:
-        UserError: the run has no timed row.
+        UserError: no row that is ok has either.
     """
     timed = [row for row in rows if row.status is Status.OK and row.layer]
-    if not timed:
-        raise UserError("nothing to plot: no case of this run has a time")
+    sized = [row for row in rows if row.status is Status.OK and row.memory]
+    figures = {}
+    if timed:
+        figures["speedups"] = _speedup_figure(timed, baseline)
+    if sized:
+        figures["kv_memory"] = _memory_figure(sized)
+    if not figures:
+        raise UserError("nothing to plot: no case of this run has a time or a number of bytes")
     folder.mkdir(parents=True, exist_ok=True)
-    figures = {"speedups": _speedup_figure(timed, baseline), "kv_memory": _memory_figure(timed)}
     paths = []
     for name, figure in figures.items():
         path = folder / f"{name}.png"
