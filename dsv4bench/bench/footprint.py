@@ -4,6 +4,7 @@ from fractions import Fraction
 
 from dsv4_kernels.formats import entry_format
 
+from dsv4bench.errors import UserError
 from dsv4bench.memory.ideal import EntryBytes, layer_bytes
 from dsv4bench.results.row import MemoryFigures
 from dsv4bench.scenario.case import Case
@@ -15,6 +16,9 @@ def memory_of(case: Case) -> MemoryFigures:
     Pages are those of a single layer as this process lays them out: whole blocks of 256 positions (64 for dsa), window
     blocks and compressor states included, padding to the page size included. Of a model, all layers together: what the
     step stands for, however few sets of caches it was measured over.
+
+    Raises:
+        UserError: torch, which lays out the pages, is not installed.
     """
     if case.layers:
         parts = [(memory_of(case.of_kind(kind)), count) for kind, count in case.kinds.items()]
@@ -32,8 +36,11 @@ def memory_of(case: Case) -> MemoryFigures:
 
 
 def _page_bytes(case: Case) -> int:
-    from dsv4bench.stack.caches import layer_layout
-    from dsv4bench.stack.inputs import page_spans
+    try:
+        from dsv4bench.stack.caches import layer_layout
+        from dsv4bench.stack.inputs import page_spans
+    except ImportError as error:
+        raise UserError("laying out pages needs torch: pip install 'dsv4bench[torch]'") from error
 
     pages = layer_layout(case.kind, case.cache).pages
     total = 0

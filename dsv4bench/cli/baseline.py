@@ -45,7 +45,8 @@ def add(
             typer.echo(f"note: {path} was measured with uncommitted changes", err=True)
         stored = store(run, root)
         have = len(stored_runs(stored.parent))
-        more = "" if have >= MINIMUM_HISTORY else f"; {MINIMUM_HISTORY - have} more before the gate decides"
+        enough = have >= MINIMUM_HISTORY or not any(row.layer for row in run.rows)  # bytes need no history
+        more = "" if enough else f"; {MINIMUM_HISTORY - have} more before the gate decides"
         typer.echo(f"{stored} ({have} stored{more})")
 
 

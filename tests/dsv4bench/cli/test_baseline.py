@@ -40,6 +40,11 @@ def test_adding_says_how_many_are_missing_before_the_gate_decides(tmp_path, base
     assert "(1 stored; 7 more before the gate decides)" in baseline("add", str(path)).replace("\n", " ")
 
 
+def test_one_run_of_bytes_alone_is_enough(tmp_path, baseline):
+    stored = run([row("case", case={"scenario_kind": "memory"}, engine_bytes=5000)])
+    assert "(1 stored)" in baseline("add", str(write_directory(stored, tmp_path / "run"))).replace("\n", " ")
+
+
 def test_adding_a_file_that_is_no_run_is_refused(tmp_path, baseline):
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(IncomparableError, match="not a stored run"):
