@@ -36,14 +36,14 @@ def compare_table(names: Sequence[str], comparisons: Sequence[Comparison], width
 
     A reason that all verdicts on a run have in common stands once, below the table.
     """
-    shared = _shared(comparisons)
+    shared = _shared(names, comparisons)
     table = (_stacked if width < COLUMNS * len(names) else _wide)(names, comparisons, shared)
     return Group(table, *(Text(line) for line in _shared_lines(names, shared)))
 
 
-def _shared(comparisons: Sequence[Comparison]) -> list[str]:
+def _shared(names: Sequence[str], comparisons: Sequence[Comparison]) -> list[str]:
     """For each run beside the base the reason that all of its verdicts have in common; empty where they differ."""
-    columns = zip(*(item.verdicts for item in comparisons), strict=True)
+    columns = [[item.verdicts[number] for item in comparisons] for number in range(len(names) - 1)]
     return [shared_why([verdict for verdict in column if verdict is not None]) for column in columns]
 
 
@@ -93,7 +93,7 @@ def compare_markdown(
     for name in names[1:]:
         heads += [name, "Change", "95 % interval", "Speedup", "Verdict"]
     lines = [_line(heads), _line(["---", *["---:"] * (len(heads) - 1)])]
-    shared = _shared(comparisons)
+    shared = _shared(names, comparisons)
     for item in comparisons:
         cells = [f"`{_name(item)}`".replace("|", r"\|"), _base(item)]
         for verdict, reason in zip(item.verdicts, shared, strict=True):

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from dsv4bench.cli.compare import compare
 from dsv4bench.errors import IncomparableError, UserError
+from dsv4bench.report.compare_text import compare_markdown, compare_table
 from dsv4bench.results.row import Status
 from tests.dsv4bench.stored_runs import (
     CONTRACT,
@@ -131,3 +132,10 @@ def test_another_gpu_is_shown_without_a_change_and_named_once(tmp_path, format):
     assert text.count("incomparable") == 2
     assert "0.00 %" not in text
     assert "×" not in text
+
+
+def test_runs_of_which_nothing_is_left_to_compare_are_an_empty_table():
+    names = ("a", "b", "c")
+    for width in (80, 240):
+        assert compare_table(names, [], width).renderables[0].row_count == 0
+    assert compare_markdown([run([])] * 3, names, [], []).startswith("| Case | a | b |")
