@@ -16,6 +16,10 @@ GATEABLE = 0.05
 """Tolerance above which noise alone makes a case too noisy to gate."""
 
 
+ONE_SIDED = frozenset({Reason.VANISHED, Reason.NO_BASELINE})
+"""Reasons of cases that only one side has."""
+
+
 class Outcome(StrEnum):
     """What a comparison says."""
 
@@ -221,13 +225,15 @@ def exit_code(verdicts: Iterable[Verdict], *, strict: bool) -> int:
     """Exit code of the gate, never a count.
 
     A regression outranks everything, so that a broken or incomparable case can't hide it; then a failed measurement
-    (5), something incomparable (4) and, if ``strict``, something inconclusive (3).
+    (5), something incomparable (4), or run and baseline without a case in common, and, if ``strict``, something
+    inconclusive (3).
     """
+    verdicts = tuple(verdicts)
     outcomes = {verdict.outcome for verdict in verdicts}
     if Outcome.REGRESSED in outcomes:
         return 1
     if Outcome.FAILED in outcomes or not outcomes:
         return 5
-    if Outcome.INCOMPARABLE in outcomes:
+    if Outcome.INCOMPARABLE in outcomes or all(not ONE_SIDED.isdisjoint(verdict.reasons) for verdict in verdicts):
         return 4
     return 3 if strict and Outcome.INCONCLUSIVE in outcomes else 0

@@ -152,6 +152,12 @@ def test_the_exit_code_is_that_of_the_worst_outcome_and_never_a_count(outcomes, 
     assert exit_code(verdicts, strict=strict) == code
 
 
+def test_a_run_and_a_baseline_without_a_case_in_common_are_incomparable():
+    one_sided = [Verdict(SUBJECT, Outcome.INCONCLUSIVE, (reason,)) for reason in (Reason.VANISHED, Reason.NO_BASELINE)]
+    assert exit_code(one_sided, strict=False) == 4
+    assert exit_code([*one_sided, Verdict(SUBJECT, Outcome.PASS, ())], strict=False) == 0
+
+
 def test_every_reason_has_a_meaning():
     assert MEANING.keys() == set(Reason)
 
