@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 
 from dsv4bench.bench.contract import check_timing
@@ -139,6 +140,8 @@ def _check_timings(request: Request) -> None:
 def _probe(executor: Executor, request: Request) -> Found:
     if request.scenario.kind == "memory":
         return Found(Device("cpu"))
+    if find_spec("torch") is None:
+        raise UserError("timing needs torch: pip install 'dsv4bench[torch]'")
     return executor.probe(request.device, calibrate=True)
 
 

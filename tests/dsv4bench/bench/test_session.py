@@ -51,6 +51,13 @@ def test_a_timing_that_the_device_named_lacks_is_refused_before_a_worker_starts(
     assert not (tmp_path / "run").exists()
 
 
+def test_without_torch_it_is_said_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr("dsv4bench.bench.session.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="timing needs torch"):
+        start_run(request_of(small_scenario(tmp_path)), tmp_path / "run", lambda event: None)
+    assert not (tmp_path / "run").exists()
+
+
 def is_running(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
