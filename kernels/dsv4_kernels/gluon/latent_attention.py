@@ -21,6 +21,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from dsv4_kernels.gluon.casts import DEQUANTISE, PACK_BF16
+from dsv4_kernels.gluon.running_softmax import O_WORDS, S_MMA, S_ROWS, adopt, shrink
+
 HEADS = tl.constexpr(64)
 TILE = tl.constexpr(64)
 PRODUCER_WARPS = 8
@@ -37,34 +40,11 @@ _LARGEST_FP16 = tl.constexpr(65504.0)
 _LOG2E = tl.constexpr(1.4426950408889634)
 _LN2 = tl.constexpr(0.6931471805599453)
 
-_PACK_BF16 = tl.constexpr("cvt.rn.bf16x2.f32 $0, $2, $1;")
-"""Two fp32, the lower first, to a word of two bf16."""
 _TWICE_FP16 = tl.constexpr("cvt.rn.f16x2.f32 $0, $1, $1;")
 """fp32 to a word that holds it twice as fp16."""
-_DEQUANTISE = tl.constexpr("""
-{
-.reg .b16 first, second;
-.reg .b32 low, high;
-mov.b32 {first, second}, $2;
-cvt.rn.f16x2.e4m3x2 low, first;
-cvt.rn.f16x2.e4m3x2 high, second;
-mul.rn.f16x2 $0, low, $3;
-mul.rn.f16x2 $1, high, $3;
-}
-""")
-"""Four e4m3 bytes to two words of two fp16 each, times a scale given twice as fp16."""
 
-_S_MMA = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 _O_MMA = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
-_S_ROWS = gl.constexpr(gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])))
 _O_ROWS = gl.constexpr(gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])))
-_O_WORDS = gl.constexpr(
-    gl.DistributedLinearLayout(
-        [[8, 0], [0, 4], [0, 8], [0, 16], [0, 32], [0, 64]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
-        [[16, 0], [32, 0]], [], [64, 128],
-    )
-)  # fmt: skip
-"""Output pairs [64, 128] where the accumulator holds them."""
 _WORDS = gl.constexpr(gl.BlockedLayout([1, 1, 4], [4, 1, 8], [8, 1, 1], [2, 1, 0]))
 """Half a tile's values [32 rows, 4 scales, 32 words]: a thread holds 16 bytes under each scale of one row."""
 _ROPE_WORDS = gl.constexpr(gl.BlockedLayout([1, 4], [4, 8], [8, 1], [1, 0]))
@@ -112,7 +92,7 @@ def _publish(values, scales, rope, value_words, rope_words, FIRST: gl.constexpr)
     factors = gl.inline_asm_elementwise(_TWICE_FP16, "=r,r", [scales], dtype=gl.int32, is_pure=True, pack=1)
     factors, values = gl.broadcast(gl.expand_dims(factors, 2), values)
     low, high = gl.inline_asm_elementwise(
-        _DEQUANTISE, "=r,=r,r,r", [values, factors], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
+        DEQUANTISE, "=r,=r,r,r", [values, factors], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
     )
     value_words.slice(FIRST, _ROWS, dim=0).store(gl.reshape(gl.join(low, high), [_ROWS, 256]))
     rope_words.slice(FIRST, _ROWS, dim=0).store(rope)
@@ -152,18 +132,6 @@ def _weigh(scores, seen, scale, top):
 
 
 @gluon.jit
-def _adopt(theirs, top):
-    """The other consumer's running maximum, and what ours shrinks to."""
-    new_top = theirs.load(_S_ROWS)
-    return new_top, gl.exp2(top - gl.where(new_top == float("-inf"), 0.0, new_top))
-
-
-@gluon.jit
-def _shrink(acc, keep):
-    return acc * gl.expand_dims(gl.convert_layout(keep, _O_ROWS), 1)
-
-
-@gluon.jit
 def _store_queries(q, q_head_stride, place, queries, rope_queries, queried, OWNER: gl.constexpr):
     """Store this consumer's half of the query columns, the first also the rope's, and wait for the other's."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])
@@ -189,7 +157,7 @@ def _store_queries(q, q_head_stride, place, queries, rope_queries, queried, OWNE
 @gluon.jit
 def _score(queries, rope_queries, values, ropes):
     """Begin the scores [64, 64] of a tile."""
-    zeros = gl.zeros([HEADS, TILE], gl.float32, _S_MMA)
+    zeros = gl.zeros([HEADS, TILE], gl.float32, S_MMA)
     scores = warpgroup_mma(queries, values.permute([1, 0]), zeros, use_acc=False, is_async=True)
     return warpgroup_mma(rope_queries, ropes.permute([1, 0]), scores, is_async=True)
 
@@ -198,10 +166,10 @@ def _score(queries, rope_queries, values, ropes):
 def _store_bf16(values, target, head, num_heads, OWNER: gl.constexpr):
     """Store [64, 256] as words of two bf16: single conversions run at an eighth of the rate of packed ones."""
     even, odd = gl.split(gl.reshape(values, [HEADS, _HALF // 2, 2]))
-    words = gl.inline_asm_elementwise(_PACK_BF16, "=r,r,r", [even, odd], dtype=gl.int32, is_pure=True, pack=1)
-    words = gl.convert_layout(words, _O_WORDS, assert_trivial=True)
-    heads = head + gl.arange(0, HEADS, layout=gl.SliceLayout(1, _O_WORDS))
-    columns = OWNER * (_HALF // 2) + gl.arange(0, _HALF // 2, layout=gl.SliceLayout(0, _O_WORDS))
+    words = gl.inline_asm_elementwise(PACK_BF16, "=r,r,r", [even, odd], dtype=gl.int32, is_pure=True, pack=1)
+    words = gl.convert_layout(words, O_WORDS, assert_trivial=True)
+    heads = head + gl.arange(0, HEADS, layout=gl.SliceLayout(1, O_WORDS))
+    columns = OWNER * (_HALF // 2) + gl.arange(0, _HALF // 2, layout=gl.SliceLayout(0, O_WORDS))
     offsets = gl.expand_dims(heads * 256, 1) + gl.expand_dims(columns, 0)
     mine = gl.expand_dims(heads < num_heads, 1)
     gl.store(target.to(gl.pointer_type(gl.int32)) + offsets, words, mask=mine)
@@ -215,8 +183,8 @@ def _finish(acc, top, total, totals, done, place, outputs, OWNER: gl.constexpr, 
     totals.index(OWNER).store(total)
     mbarrier.arrive(done.index(OWNER), count=1)
     mbarrier.wait(done.index(1 - OWNER), 0)
-    total += totals.index(1 - OWNER).load(_S_ROWS)
-    heads = head + gl.arange(0, HEADS, layout=_S_ROWS)
+    total += totals.index(1 - OWNER).load(S_ROWS)
+    heads = head + gl.arange(0, HEADS, layout=S_ROWS)
     mine = heads < num_heads
     seen_any = total > 0
     natural = gl.where(seen_any, (top + gl.log2(gl.where(seen_any, total, 1.0))) * _LN2, float("-inf"))
@@ -228,12 +196,14 @@ def _finish(acc, top, total, totals, done, place, outputs, OWNER: gl.constexpr, 
         columns = OWNER * _HALF + gl.arange(0, _HALF, layout=gl.SliceLayout(0, _O_MMA))
         o_heads = head + gl.arange(0, HEADS, layout=_O_ROWS)
         offsets = gl.expand_dims(o_heads * _VALUE, 1) + gl.expand_dims(columns, 0)
-        gl.store(partial + row * _VALUE + offsets, _shrink(acc, norm), mask=gl.expand_dims(o_heads < num_heads, 1))
+        gl.store(
+            partial + row * _VALUE + offsets, shrink(acc, norm, _O_ROWS), mask=gl.expand_dims(o_heads < num_heads, 1)
+        )
     else:
         row = token.to(gl.int64) * num_heads
         if OWNER == 0:
             gl.store(lse + row + heads, natural, mask=mine)
-        _store_bf16(_shrink(acc, norm), out + row * _VALUE, head, num_heads, OWNER)
+        _store_bf16(shrink(acc, norm, _O_ROWS), out + row * _VALUE, head, num_heads, OWNER)
 
 
 @gluon.jit
@@ -261,10 +231,10 @@ def _consume_even(
     full, empty, ready, done, place, outputs, SPLIT: gl.constexpr,
 ):  # fmt: skip
     """Score the even tiles; accumulate output columns 0..255 of all."""
-    column = gl.arange(0, TILE, layout=gl.SliceLayout(0, _S_MMA))
+    column = gl.arange(0, TILE, layout=gl.SliceLayout(0, S_MMA))
     acc = gl.zeros([HEADS, _HALF], gl.float32, _O_MMA)
-    top = gl.full([HEADS], float("-inf"), gl.float32, _S_ROWS)
-    total = gl.zeros([HEADS], gl.float32, _S_ROWS)
+    top = gl.full([HEADS], float("-inf"), gl.float32, S_ROWS)
+    total = gl.zeros([HEADS], gl.float32, S_ROWS)
     _store_queries(q, q_head_stride, place, queries, rope_queries, queried, 0)
     pairs = (end - start) // 2
     for pair in range(pairs):
@@ -278,15 +248,15 @@ def _consume_even(
         tops.index(0).store(top)
         fence_async_shared()
         mbarrier.arrive(ready.index(0), count=1)
-        acc = _shrink(acc, keep)
+        acc = shrink(acc, keep, _O_ROWS)
         acc = warpgroup_mma(_weights(even_rope), even.slice(0, _HALF, dim=1), acc, is_async=True)
         total = total * keep + gl.sum(p, axis=1)
         mbarrier.wait(ready.index(1), phase)
-        top, keep = _adopt(tops.index(1), top)
+        top, keep = adopt(tops.index(1), top)
         total = total * keep
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(empty.index(0), count=1)
-        acc = _shrink(acc, keep)
+        acc = shrink(acc, keep, _O_ROWS)
         mbarrier.wait(full.index(1), phase)
         acc = warpgroup_mma(_weights(odd_rope), odd.slice(0, _HALF, dim=1), acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[acc])
@@ -301,7 +271,7 @@ def _consume_even(
         tops.index(0).store(top)
         fence_async_shared()
         mbarrier.arrive(ready.index(0), count=1)
-        acc = _shrink(acc, keep)
+        acc = shrink(acc, keep, _O_ROWS)
         acc = warpgroup_mma(_weights(even_rope), even.slice(0, _HALF, dim=1), acc, is_async=True)
         total = total * keep + gl.sum(p, axis=1)
         acc = warpgroup_mma_wait(0, deps=[acc])
@@ -314,10 +284,10 @@ def _consume_odd(
     full, empty, ready, done, place, outputs, SPLIT: gl.constexpr,
 ):  # fmt: skip
     """Score the odd tiles; accumulate output columns 256..511 of all."""
-    column = gl.arange(0, TILE, layout=gl.SliceLayout(0, _S_MMA))
+    column = gl.arange(0, TILE, layout=gl.SliceLayout(0, S_MMA))
     acc = gl.zeros([HEADS, _HALF], gl.float32, _O_MMA)
-    top = gl.full([HEADS], float("-inf"), gl.float32, _S_ROWS)
-    total = gl.zeros([HEADS], gl.float32, _S_ROWS)
+    top = gl.full([HEADS], float("-inf"), gl.float32, S_ROWS)
+    total = gl.zeros([HEADS], gl.float32, S_ROWS)
     _store_queries(q, q_head_stride, place, queries, rope_queries, queried, 1)
     pairs = (end - start) // 2
     for pair in range(pairs):
@@ -327,9 +297,9 @@ def _consume_odd(
         mbarrier.wait(full.index(1), phase)
         scores = _score(query, rope_query, odd, odd_rope)
         mbarrier.wait(ready.index(0), phase)
-        top, keep = _adopt(tops.index(0), top)
+        top, keep = adopt(tops.index(0), top)
         total = total * keep
-        acc = _shrink(acc, keep)
+        acc = shrink(acc, keep, _O_ROWS)
         mbarrier.wait(full.index(0), phase)
         acc = warpgroup_mma(_weights(even_rope), even.slice(_HALF, _HALF, dim=1), acc, is_async=True)
         scores = warpgroup_mma_wait(1, deps=[scores])
@@ -340,7 +310,7 @@ def _consume_odd(
         mbarrier.arrive(ready.index(1), count=1)
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(empty.index(0), count=1)
-        acc = _shrink(acc, keep)
+        acc = shrink(acc, keep, _O_ROWS)
         acc = warpgroup_mma(_weights(odd_rope), odd.slice(_HALF, _HALF, dim=1), acc, is_async=True)
         total = total * keep + gl.sum(p, axis=1)
         acc = warpgroup_mma_wait(0, deps=[acc])
@@ -348,9 +318,9 @@ def _consume_odd(
     if (end - start) % 2 == 1:
         query, rope_query, even, odd, even_rope, odd_rope = _buffers(queries, rope_queries, values, ropes, pairs & zero)
         mbarrier.wait(ready.index(0), pairs & 1)
-        top, keep = _adopt(tops.index(0), top)
+        top, keep = adopt(tops.index(0), top)
         total = total * keep
-        acc = _shrink(acc, keep)
+        acc = shrink(acc, keep, _O_ROWS)
         mbarrier.wait(full.index(0), pairs & 1)
         acc = warpgroup_mma(_weights(even_rope), even.slice(_HALF, _HALF, dim=1), acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[acc])

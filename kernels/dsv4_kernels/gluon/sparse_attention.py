@@ -24,6 +24,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from dsv4_kernels.gluon.casts import DEQUANTISE, PACK_BF16, PACK_FP16
+from dsv4_kernels.gluon.running_softmax import O_WORDS, S_MMA, S_ROWS, adopt, shrink
+
 HEADS = tl.constexpr(64)
 TILE = tl.constexpr(64)
 PRODUCER_WARPS = 4
@@ -38,37 +41,13 @@ _LARGEST_SCALE = tl.constexpr(127 + 7)
 _LOG2E = tl.constexpr(1.4426950408889634)
 _LN2 = tl.constexpr(0.6931471805599453)
 
-_PACK_BF16 = tl.constexpr("cvt.rn.bf16x2.f32 $0, $2, $1;")
-_PACK_FP16 = tl.constexpr("cvt.rn.f16x2.f32 $0, $2, $1;")
-"""Two fp32, the lower first, to a word of two: single conversions run at an eighth of the rate of packed ones."""
 
-_S_MMA = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 _O_MMA = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16]))
-_S_ROWS = gl.constexpr(gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])))
 _O_ROWS = gl.constexpr(gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16])))
 
-_O_WORDS = gl.constexpr(
-    gl.DistributedLinearLayout(
-        [[8, 0], [0, 4], [0, 8], [0, 16], [0, 32], [0, 64]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
-        [[16, 0], [32, 0]], [], [64, 128],
-    )
-)  # fmt: skip
-"""Output pairs [64, 128] where the accumulator holds them."""
 _LINES = gl.constexpr(gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0]))
 """Words [64, 128] of queries and outputs as memory has them: 512 bytes of a row a warp."""
 
-_DEQUANTISE = tl.constexpr("""
-{
-.reg .b16 first, second;
-.reg .b32 low, high;
-mov.b32 {first, second}, $2;
-cvt.rn.f16x2.e4m3x2 low, first;
-cvt.rn.f16x2.e4m3x2 high, second;
-mul.rn.f16x2 $0, low, $3;
-mul.rn.f16x2 $1, high, $3;
-}
-""")
-"""Four e4m3 bytes to two words of two fp16 each, times a scale given twice as fp16."""
 _CONVERT_QUERY = tl.constexpr("""
 {
 .reg .b32 clamped, low, high;
@@ -235,7 +214,7 @@ def _store_blocks(words, factors, target, FIRST: gl.constexpr, BLOCKS: gl.conste
     mine = factors.slice(FIRST, BLOCKS, dim=1).load(gl.SliceLayout(2, LAYOUT))
     mine, words = gl.broadcast(gl.expand_dims(mine, 2), words)
     low, high = gl.inline_asm_elementwise(
-        _DEQUANTISE, "=r,=r,r,r", [words, mine], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
+        DEQUANTISE, "=r,=r,r,r", [words, mine], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
     )
     target.store(gl.reshape(gl.join(low, high), [TILE, BLOCKS * 32]))
 
@@ -333,22 +312,10 @@ def _produce(work, window, compressed, words, records, biases, factors, slot_rin
 @gluon.jit
 def _weigh(scores, bias, scale, top):
     """Softmax weights of a tile relative to the new running maximum, that maximum, and what the old one shrinks to."""
-    scores = scores * scale + gl.expand_dims(bias.load(gl.SliceLayout(0, _S_MMA)), 0)
+    scores = scores * scale + gl.expand_dims(bias.load(gl.SliceLayout(0, S_MMA)), 0)
     new_top = gl.maximum(top, gl.max(scores, axis=1))
     shift = gl.where(new_top == float("-inf"), 0.0, new_top)
     return gl.exp2(scores - gl.expand_dims(shift, 1)), new_top, gl.exp2(top - shift)
-
-
-@gluon.jit
-def _adopt(theirs, top):
-    """The other consumer's running maximum, and what ours shrinks to."""
-    new_top = theirs.load(_S_ROWS)
-    return new_top, gl.exp2(top - gl.where(new_top == float("-inf"), 0.0, new_top))
-
-
-@gluon.jit
-def _shrink(acc, keep):
-    return acc * gl.expand_dims(gl.convert_layout(keep, _O_ROWS), 1)
 
 
 @gluon.jit
@@ -386,7 +353,7 @@ def _buffers(queries, keys, zero):
 @gluon.jit
 def _score(queries, current):
     """Begin the scores [64, 64] of a tile."""
-    zeros = gl.zeros([HEADS, TILE], gl.float32, _S_MMA)
+    zeros = gl.zeros([HEADS, TILE], gl.float32, S_MMA)
     return warpgroup_mma(queries, current.permute([1, 0]), zeros, use_acc=False, is_async=True)
 
 
@@ -395,7 +362,7 @@ def _pack(values, PACK: gl.constexpr):
     """[64, 256] to words [64, 128] of two, where they lie."""
     even, odd = gl.split(gl.reshape(values, [HEADS, _HALF // 2, 2]))
     words = gl.inline_asm_elementwise(PACK, "=r,r,r", [even, odd], dtype=gl.int32, is_pure=True, pack=1)
-    return gl.convert_layout(words, _O_WORDS, assert_trivial=True)
+    return gl.convert_layout(words, O_WORDS, assert_trivial=True)
 
 
 @gluon.jit
@@ -408,8 +375,8 @@ def _finish(acc, top, total, logit, turn, item, work, q, outputs, query_words, t
     totals.index(OWNER).store(total)
     mbarrier.arrive(done.index(OWNER), count=1)
     mbarrier.wait(done.index(1 - OWNER), turn)
-    total += totals.index(1 - OWNER).load(_S_ROWS)
-    heads = head + gl.arange(0, HEADS, layout=_S_ROWS)
+    total += totals.index(1 - OWNER).load(S_ROWS)
+    heads = head + gl.arange(0, HEADS, layout=S_ROWS)
     mine = heads < num_heads
     seen_any = total > 0
     natural = gl.where(seen_any, (top + gl.log2(gl.where(seen_any, total, 1.0))) * _LN2, float("-inf"))
@@ -418,7 +385,7 @@ def _finish(acc, top, total, logit, turn, item, work, q, outputs, query_words, t
         row = (token * num_splits + split) * num_heads
         if OWNER == 0:
             gl.store(partial_lse + row + heads, natural, mask=mine)
-        words = _pack(_shrink(acc, norm), _PACK_FP16)
+        words = _pack(shrink(acc, norm, _O_ROWS), PACK_FP16)
         target = partial
     else:
         row = token * num_heads
@@ -426,7 +393,7 @@ def _finish(acc, top, total, logit, turn, item, work, q, outputs, query_words, t
             gl.store(lse + row + heads, natural, mask=mine)
         if HAS_SINK:
             norm = norm / (1.0 + gl.exp2((logit - gl.where(seen_any, natural, 0.0)) * _LOG2E))
-        words = _pack(_shrink(acc, norm), _PACK_BF16)
+        words = _pack(shrink(acc, norm, _O_ROWS), PACK_BF16)
         target = out
     # through the queries' memory, which nobody reads any more, so that whole lines leave the program
     lines = query_words.index(0).slice(OWNER * (_HALF // 2), _HALF // 2, dim=1)
@@ -442,8 +409,8 @@ def _finish(acc, top, total, logit, turn, item, work, q, outputs, query_words, t
 @gluon.jit
 def _sink_logits(sink, head, num_heads, HAS_SINK: gl.constexpr):
     """The heads' sinks, asked for long before they are needed."""
-    heads = head + gl.arange(0, HEADS, layout=_S_ROWS)
-    logit = gl.full([HEADS], 0.0, gl.float32, _S_ROWS)
+    heads = head + gl.arange(0, HEADS, layout=S_ROWS)
+    logit = gl.full([HEADS], 0.0, gl.float32, S_ROWS)
     if HAS_SINK:
         logit = gl.load(sink + heads, mask=heads < num_heads, other=0.0)
     return logit
@@ -472,8 +439,8 @@ def _consume_even(
         logit = _sink_logits(sink, head, num_heads, HAS_SINK and not SPLIT)
         _store_queries(halves, query_words, queried, turn, 0)
         acc = gl.zeros([HEADS, _HALF], gl.float32, _O_MMA)
-        top = gl.full([HEADS], float("-inf"), gl.float32, _S_ROWS)
-        total = gl.zeros([HEADS], gl.float32, _S_ROWS)
+        top = gl.full([HEADS], float("-inf"), gl.float32, S_ROWS)
+        total = gl.zeros([HEADS], gl.float32, S_ROWS)
         pairs = tiles // 2
         for pair in range(pairs):
             even_phase = (used_0 + pair) & 1
@@ -486,15 +453,15 @@ def _consume_even(
             tops.index(0).store(top)
             fence_async_shared()
             mbarrier.arrive(ready.index(0), count=1)
-            acc = _shrink(acc, keep)
+            acc = shrink(acc, keep, _O_ROWS)
             acc = warpgroup_mma(weights.index(0), even.slice(0, _HALF, dim=1), acc, is_async=True)
             total = total * keep + gl.sum(p, axis=1)
             mbarrier.wait(ready.index(1), odd_phase)
-            top, keep = _adopt(tops.index(1), top)
+            top, keep = adopt(tops.index(1), top)
             total = total * keep
             acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(empty.index(0), count=1)
-            acc = _shrink(acc, keep)
+            acc = shrink(acc, keep, _O_ROWS)
             mbarrier.wait(full.index(1), odd_phase)
             acc = warpgroup_mma(weights.index(1), odd.slice(0, _HALF, dim=1), acc, is_async=True)
             acc = warpgroup_mma_wait(0, deps=[acc])
@@ -508,7 +475,7 @@ def _consume_even(
             tops.index(0).store(top)
             fence_async_shared()
             mbarrier.arrive(ready.index(0), count=1)
-            acc = _shrink(acc, keep)
+            acc = shrink(acc, keep, _O_ROWS)
             acc = warpgroup_mma(weights.index(0), even.slice(0, _HALF, dim=1), acc, is_async=True)
             total = total * keep + gl.sum(p, axis=1)
             acc = warpgroup_mma_wait(0, deps=[acc])
@@ -544,8 +511,8 @@ def _consume_odd(
         logit = _sink_logits(sink, head, num_heads, HAS_SINK and not SPLIT)
         _store_queries(halves, query_words, queried, turn, 1)
         acc = gl.zeros([HEADS, _HALF], gl.float32, _O_MMA)
-        top = gl.full([HEADS], float("-inf"), gl.float32, _S_ROWS)
-        total = gl.zeros([HEADS], gl.float32, _S_ROWS)
+        top = gl.full([HEADS], float("-inf"), gl.float32, S_ROWS)
+        total = gl.zeros([HEADS], gl.float32, S_ROWS)
         pairs = tiles // 2
         for pair in range(pairs):
             even_phase = (used_0 + pair) & 1
@@ -554,9 +521,9 @@ def _consume_odd(
             mbarrier.wait(full.index(1), odd_phase)
             scores = _score(query, odd)
             mbarrier.wait(ready.index(0), even_phase)
-            top, keep = _adopt(tops.index(0), top)
+            top, keep = adopt(tops.index(0), top)
             total = total * keep
-            acc = _shrink(acc, keep)
+            acc = shrink(acc, keep, _O_ROWS)
             mbarrier.wait(full.index(0), even_phase)
             acc = warpgroup_mma(weights.index(0), even.slice(_HALF, _HALF, dim=1), acc, is_async=True)
             scores = warpgroup_mma_wait(1, deps=[scores])
@@ -567,7 +534,7 @@ def _consume_odd(
             mbarrier.arrive(ready.index(1), count=1)
             acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(empty.index(0), count=1)
-            acc = _shrink(acc, keep)
+            acc = shrink(acc, keep, _O_ROWS)
             acc = warpgroup_mma(weights.index(1), odd.slice(_HALF, _HALF, dim=1), acc, is_async=True)
             total = total * keep + gl.sum(p, axis=1)
             acc = warpgroup_mma_wait(0, deps=[acc])
@@ -575,9 +542,9 @@ def _consume_odd(
         if tiles % 2 == 1:
             query, even, odd = _buffers(queries, keys, pairs & zero)
             mbarrier.wait(ready.index(0), (used_0 + pairs) & 1)
-            top, keep = _adopt(tops.index(0), top)
+            top, keep = adopt(tops.index(0), top)
             total = total * keep
-            acc = _shrink(acc, keep)
+            acc = shrink(acc, keep, _O_ROWS)
             mbarrier.wait(full.index(0), (used_0 + pairs) & 1)
             acc = warpgroup_mma(weights.index(0), even.slice(_HALF, _HALF, dim=1), acc, is_async=True)
             acc = warpgroup_mma_wait(0, deps=[acc])
