@@ -222,8 +222,6 @@ def make_manifest(request: Request, run_id: str, found: Found, environment: Envi
         + (f", {process.memory_bytes / 2**20:.0f} MiB" if process.memory_bytes else "")
         for process in environment.processes
     ]
-    if device_of(found).type == "cpu" and request.scenario.kind != "memory":
-        warnings += busy_machine(os.getloadavg()[0], os.cpu_count() or 1)
     return Manifest(
         run_id=run_id,
         scenario_name=request.scenario.name,
@@ -240,13 +238,6 @@ def make_manifest(request: Request, run_id: str, found: Found, environment: Envi
         planned=[PlannedCase(case_id=case.case_id, label=case.label) for case in request.cases],
         warnings=warnings,
     )
-
-
-def busy_machine(load: float, cores: int) -> list[str]:
-    """A warning where others compute on the cores that a CPU run times itself on: torch's threads spin at barriers."""
-    if load <= cores / 2:
-        return []
-    return [f"the machine is busy (load {load:.1f} on {cores} cores): CPU times may be several times too long"]
 
 
 def _require_same_machine(run: Run, here: Environment) -> None:

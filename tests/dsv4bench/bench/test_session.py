@@ -12,7 +12,7 @@ import pytest
 
 from dsv4bench.bench.device import Device
 from dsv4bench.bench.messages import Found, Traced, Working
-from dsv4bench.bench.session import Request, busy_machine, exit_code, make_manifest, resume_run, start_run, with_gaps
+from dsv4bench.bench.session import Request, exit_code, make_manifest, resume_run, start_run, with_gaps
 from dsv4bench.errors import IncomparableError, MeasurementError, UserError
 from dsv4bench.results.environment import Environment, GpuProcess
 from dsv4bench.results.row import Gaps, Row, Status
@@ -172,11 +172,6 @@ def test_what_cannot_be_run_is_refused_before_anything_is_written(tmp_path):
     (path / MANIFEST).write_text("{}")
     with pytest.raises(UserError, match="already holds a run"):
         start_run(request_of(cold), path, lambda event: None)
-
-
-@pytest.mark.parametrize(("load", "warned"), [(0.9, False), (1.0, False), (1.5, True)])
-def test_a_busy_machine_is_warned_about(load, warned):
-    assert bool(busy_machine(load, cores=2)) == warned
 
 
 def test_a_row_knows_its_gaps_or_why_it_has_none():
