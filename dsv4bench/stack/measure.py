@@ -1,7 +1,8 @@
 """What a device really gives for the blocks of a request: allocated, touched and read back from the device."""
 
 import ctypes
-from contextlib import suppress
+import mmap
+import os
 from pathlib import Path
 
 import torch
@@ -20,10 +21,11 @@ def measure_request(layout: CacheLayout, num_blocks: int, device: str | None) ->
         device: ``cpu`` or ``cuda``; None takes cuda where there is one.
 
     Returns:
-        CUDA: growth of the memory the allocator reserved from the device. CPU: growth of the resident set.
+        CUDA: growth of the memory the allocator reserved from the device. CPU: bytes of the pages that are resident
+        under the pool; the process as a whole may grow by less, where the pool got memory that was freed before.
 
     Raises:
-        UserError: no such device, or too little memory free.
+        UserError: no such device, too little memory free, or a system that doesn't say which pages are resident.
     """
     name = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if name not in ("cpu", "cuda"):
@@ -33,33 +35,44 @@ def measure_request(layout: CacheLayout, num_blocks: int, device: str | None) ->
     need, free = num_blocks * layout.bytes_per_block, _free(name)
     if need > 0.9 * free:
         raise UserError(f"--measure: {need:,} B are needed and {free:,} B are free on {name}; lower --ctx")
+    if name == "cpu":
+        return _resident(_touched(layout, num_blocks, name))
     torch.zeros(1, device=name)  # the device's context is not the pool's
-    before = _taken(name)
-    pool = BlockPool(layout, num_blocks, device=name)
-    pool.slab.zero_()
-    given = _taken(name) - before
-    del pool
+    before = torch.cuda.memory_reserved()
+    slab = _touched(layout, num_blocks, name)
+    torch.cuda.synchronize()
+    given = torch.cuda.memory_reserved() - before
+    del slab
     return given
+
+
+def _touched(layout: CacheLayout, num_blocks: int, device: str) -> torch.Tensor:
+    """The slab of a pool, every byte written."""
+    return BlockPool(layout, num_blocks, device=device).slab.zero_()
+
+
+def _resident(slab: torch.Tensor) -> int:
+    """Bytes of the pages under a CPU tensor that are in memory, by mincore(2).
+
+    Raises:
+        UserError: this system has no mincore.
+    """
+    start = slab.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    size = slab.data_ptr() + slab.nbytes - start
+    pages = torch.zeros(-(-size // mmap.PAGESIZE), dtype=torch.uint8)
+    try:
+        mincore = ctypes.CDLL(None, use_errno=True).mincore
+    except (OSError, AttributeError) as error:
+        raise UserError("--measure on the CPU needs a Unix system: there is no mincore here") from error
+    if mincore(ctypes.c_void_p(start), ctypes.c_size_t(size), ctypes.c_void_p(pages.data_ptr())):
+        raise UserError(f"--measure: mincore failed on {size:,} B: {os.strerror(ctypes.get_errno())}")
+    return int((pages & 1).sum()) * mmap.PAGESIZE
 
 
 def _free(device: str) -> int:
     if device == "cuda":
         return torch.cuda.mem_get_info()[0]
     return _kilobytes("/proc/meminfo", "MemAvailable")
-
-
-def _taken(device: str) -> int:
-    if device == "cuda":
-        torch.cuda.synchronize()
-        return torch.cuda.memory_reserved()
-    _return_free_heap()
-    return _kilobytes("/proc/self/status", "VmRSS")
-
-
-def _return_free_heap() -> None:
-    """Give freed heap back to the system, so that it is not taken for what the next allocation gets (glibc only)."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _kilobytes(path: str, field: str) -> int:

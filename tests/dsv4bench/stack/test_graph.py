@@ -25,7 +25,8 @@ def test_refilled_buffers_hold_the_fresh_inputs_at_their_old_addresses(layer):
     assert not torch.equal(buffers["block_table"], fresh["block_table"])
     refill(buffers, fresh)
     for name, address in addresses.items():
-        assert torch.equal(buffers[name], fresh[name])
+        # Caches and weights are the layer's own and in both; what is in rows never written (NaN, say) is no matter.
+        assert buffers[name] is fresh[name] or torch.equal(buffers[name], fresh[name])
         assert buffers[name].data_ptr() == address
 
 
