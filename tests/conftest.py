@@ -1,6 +1,20 @@
-"""Shared by all tests: GPU tests are skipped where there is no GPU."""
+"""Shared by all tests: what is drawn is the same in every run, and GPU tests are skipped where there is no GPU."""
+
+import sys
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# The same examples in every run, however busy the machine is; --hypothesis-profile=default looks for others.
+settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("repeatable")
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """What a test draws from torch's own generator depends on no test before it."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
