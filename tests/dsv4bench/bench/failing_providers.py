@@ -40,6 +40,19 @@ class RaisesLater(EagerProvider):
         return super().output_projection(**arguments)
 
 
+class WaitsLater(EagerProvider):
+    """Works until the second round, and goes on only if it isn't told to wait."""
+
+    name = "waits-later"
+    calls = 0
+
+    def output_projection(self, **arguments):
+        type(self).calls += 1
+        while type(self).calls > 5 and os.environ.get("DSV4BENCH_WAIT"):
+            time.sleep(60)
+        return super().output_projection(**arguments)
+
+
 class Hungry(EagerProvider):
     name = "hungry"
 
@@ -83,9 +96,11 @@ class Hangs(EagerProvider):
     name = "hangs"
 
     def sparse_attention(self, **arguments):
+        print("hanging now", flush=True)
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        Path(os.environ["HANGING_CHILD"]).write_text(str(child.pid))
-        print("hanging now")
+        note = Path(os.environ["HANGING_CHILD"])
+        note.with_suffix(".new").write_text(str(child.pid))
+        note.with_suffix(".new").replace(note)
         while True:
             time.sleep(60)
 

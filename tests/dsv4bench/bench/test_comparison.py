@@ -10,6 +10,7 @@ from dsv4bench.bench.device import Device
 from dsv4bench.bench.settings import Settings
 from dsv4bench.bench.spending import Spending
 from dsv4bench.bench.telemetry import Telemetry
+from dsv4bench.bench.timers import FEWEST_SAMPLES
 from dsv4bench.results.row import Status
 from dsv4bench.scenario.expand import expand
 from dsv4bench.stack.layer import prepare
@@ -53,13 +54,13 @@ def measure(tmp_path, monkeypatch):
 
 
 def test_a_layer_is_timed_as_a_whole_and_stage_by_stage(measure):
-    (one,), _ = measure(["eager"], layers="c4a")
+    (one,), _ = measure(["eager"], layers="c4a", timing={"rounds": 2, "iterations": 3, "warmup": 0})
     row = one.row
     assert row.status is Status.OK
     assert [stage.name for stage in row.stages][-1] == "output_projection"
     assert len(row.stages) == 20
     assert all(stage.timing.median > 0 for stage in row.stages)
-    assert row.layer.median > max(stage.timing.median for stage in row.stages)
+    assert row.layer.min > max(stage.timing.min for stage in row.stages)
     assert [one_round.index for one_round in row.layer.rounds] == [0, 1]
     assert row.layer.min <= row.layer.median
     assert row.accuracy.worst_error <= row.accuracy.tolerance
@@ -76,10 +77,10 @@ def test_a_row_says_what_its_cache_precisions_cost_beside_fp32(measure, indexer,
 
 
 def test_raw_samples_of_every_round_are_kept(measure):
-    (one,), _ = measure(["eager"], timing={"rounds": 3, "iterations": 4, "warmup": 0})
-    assert {record["round"] for record in one.samples} == {0, 1, 2}
+    (one,), _ = measure(["eager"], timing={"rounds": 4, "iterations": FEWEST_SAMPLES, "warmup": 0})
+    assert {record["round"] for record in one.samples} == {0, 1, 2, 3}
     assert {record["what"] for record in one.samples} == {"layer", *(stage.name for stage in one.row.stages)}
-    assert all(len(record["seconds"]) == 4 for record in one.samples)
+    assert all(len(record["seconds"]) == FEWEST_SAMPLES for record in one.samples)
     layer = [record["seconds"] for record in one.samples if record["what"] == "layer"]
     assert one.row.layer.min == min(min(seconds) for seconds in layer)
 

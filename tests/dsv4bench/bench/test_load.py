@@ -52,7 +52,7 @@ def test_a_neighbour_that_computes_is_seen_and_our_own_work_is_not():
     began = read_cpu()
     neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        while time.perf_counter() - began.wall < 0.6:
+        while time.perf_counter() - began.wall < 0.6 or time.process_time() - began.own < 0.2:
             pass
         passed = began.until(read_cpu())
     finally:
