@@ -1,10 +1,11 @@
 """The cases of a scenario, before anything is imported or run: what they name has to exist."""
 
+from dsv4bench.errors import UserError
 from dsv4bench.model.config import load_shape
 from dsv4bench.providers.registry import require_known
 from dsv4bench.scenario.case import Case
 from dsv4bench.scenario.expand import expand
-from dsv4bench.scenario.schema import Scenario
+from dsv4bench.scenario.schema import Scenario, require_stages
 
 
 def known_cases(scenario: Scenario) -> list[Case]:
@@ -19,7 +20,12 @@ def known_cases(scenario: Scenario) -> list[Case]:
     provider, model = scenario.baseline.provider, scenario.baseline.model
     if provider is not None and provider not in {case.provider.label for case in cases}:
         for word in provider.split(","):
-            require_known(word.rpartition("=")[2])
+            stage, _, name = word.rpartition("=")
+            try:
+                require_stages([stage] if stage else [])
+            except ValueError as error:
+                raise UserError(f"baseline.provider {provider}: {error}") from error
+            require_known(name)
     if model is not None and model not in {case.shape.name for case in cases}:
         load_shape(model)
     return cases

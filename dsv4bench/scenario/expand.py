@@ -1,8 +1,10 @@
 """From a scenario to its cases: the product of its axes."""
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
+from itertools import islice, product
+from math import prod
 
 from dsv4bench.errors import UserError
 from dsv4bench.model.config import load_shape
@@ -12,24 +14,29 @@ from dsv4bench.scenario.case import CachePrecision, Case, Execution, ProviderCho
 from dsv4bench.scenario.schema import ProviderEntry, Scenario, WeightsSection, WorkloadSection
 from dsv4bench.scenario.workload import Workload
 
+MOST_CASES = 10_000
+"""Cases of a scenario; at a few seconds each, more than these take half a day."""
+
 
 def expand(scenario: Scenario) -> list[Case]:
     """Every case of a scenario, providers innermost so that the sides of a comparison are neighbours.
 
     Raises:
-        UserError: a model that can't be read or has none of the layers asked for, a query longer than its context, or a
-            tensor-parallel size that doesn't divide the heads.
+        UserError: a model that can't be read or has none of the layers asked for, a query longer than its context, a
+            tensor-parallel size that doesn't divide the heads, or more than ``MOST_CASES`` cases.
     """
     cache, schedule, whole = scenario.cache, scenario.schedule, scenario.kind == "model"
-    grid = product(
+    axes = (
         _layers(scenario),
         scenario.tp,
-        _workloads(scenario.workload),
+        list(islice(_workloads(scenario.workload), MOST_CASES + 1)),
         [CachePrecision(*point) for point in product(cache.main, cache.indexer, cache.slab)],
         _weights(scenario.weights),
         [Execution(*point) for point in product(schedule.streams, schedule.graph)],
         [_choice(entry) for entry in scenario.providers],
     )
+    if prod(len(axis) for axis in axes) > MOST_CASES:
+        raise UserError(f"the lists multiply to more than {MOST_CASES:,} cases, which no run finishes; shorten them")
     cases = [
         Case(
             scenario_kind=scenario.kind,
@@ -45,7 +52,7 @@ def expand(scenario: Scenario) -> list[Case]:
             layers=shape.layers if whole else (),
             copies=min(scenario.copies, max(Counter(shape.layers).values())) if whole else 1,
         )
-        for (shape, kind), tp, workload, precision, weights, execution, provider in grid
+        for (shape, kind), tp, workload, precision, weights, execution, provider in product(*axes)
     ]
     with_stages = [case for case in cases if case.stage_names]
     if not with_stages:
@@ -96,25 +103,22 @@ def _weights(section: WeightsSection) -> list[WeightChoice]:
     return [WeightChoice(precision, section.checkpoint or "", section.layer or 0) for precision in section.precision]
 
 
-def _workloads(section: WorkloadSection) -> list[Workload]:
-    workloads = []
+def _workloads(section: WorkloadSection) -> Iterator[Workload]:
     for pattern in section.index_pattern:
         if section.requests:
             named = product(section.requests, section.boundary)
-            workloads += [Workload.of_requests(text, boundary, pattern) for text, boundary in named]
+            yield from (Workload.of_requests(text, boundary, pattern) for text, boundary in named)
         elif section.prefix:
             grid = product(section.phase, section.batch, section.prefix, section.boundary, section.query_len or [1])
-            workloads += [
+            yield from (
                 Workload(phase, batch, prefix + query_len, query_len, boundary, pattern)
                 for phase, batch, prefix, boundary, query_len in grid
-            ]
+            )
         else:
-            workloads += _by_context(section, pattern)
-    return workloads
+            yield from _by_context(section, pattern)
 
 
-def _by_context(section: WorkloadSection, pattern: str) -> list[Workload]:
-    workloads = []
+def _by_context(section: WorkloadSection, pattern: str) -> Iterator[Workload]:
     grid = product(section.phase, section.batch, section.context or (), section.boundary)
     for phase, batch, given, boundary in grid:
         mix = None if isinstance(given, int) else given.mix
@@ -123,8 +127,7 @@ def _by_context(section: WorkloadSection, pattern: str) -> list[Workload]:
         for query_len in section.query_len or [1 if phase == "decode" else context]:
             if query_len > shortest:
                 raise UserError(f"workload.query_len {query_len} is longer than workload.context {shortest}")
-            workloads.append(Workload(phase, batch, context, query_len, boundary, pattern, mix))
-    return workloads
+            yield Workload(phase, batch, context, query_len, boundary, pattern, mix)
 
 
 def _for_kind(workload: Workload, kind: LayerKind) -> Workload:

@@ -1,15 +1,16 @@
 """Reading a scenario: from a path or by the name of a shipped one, with errors that say file and line."""
 
 import difflib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from dsv4bench.errors import UserError
-from dsv4bench.scenario.schema import CONTEXT_TAGS, ContextSection, Scenario
+from dsv4bench.scenario.document import MOST_CHARACTERS, Location, parse_document, parse_value
+from dsv4bench.scenario.schema import CONTEXT_TAGS, TAGS, ContextSection, Scenario
 
 _PACKAGE = Path(__file__).parent
 _SHIPPED = (_PACKAGE / "shipped", _PACKAGE.parent.parent / "scenarios")
@@ -51,11 +52,7 @@ def load_scenario(name_or_path: str, overrides: Iterable[str] = ()) -> Scenario:
     """
     path = find_scenario(name_or_path)
     shown = str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{shown}: can't be read: {error}") from error
-    data, lines = _parse(text, shown)
+    data, lines = parse_document(_read(path, shown), shown)
     for override in overrides:
         _apply(data, lines, override)
     try:
@@ -64,37 +61,14 @@ def load_scenario(name_or_path: str, overrides: Iterable[str] = ()) -> Scenario:
         raise UserError(_explain(error, shown, lines)) from error
 
 
-Location = tuple[str | int, ...]
-
-
-def _parse(text: str, source: str) -> tuple[dict[str, Any], dict[Location, str]]:
-    """YAML to plain data, plus where each key stands (``file:line``)."""
+def _read(path: Path, shown: str) -> str:
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{source}:{mark.line + 1}" if mark else source
-        raise UserError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from error
-    if not isinstance(root, yaml.MappingNode):
-        raise UserError(f"{source}:1: a scenario is a mapping with at least name, model and workload")
-    lines: dict[Location, str] = {}
-    _locate(root, (), source, lines)
-    data = yaml.SafeLoader("").construct_document(root)
-    return dict(data), lines
-
-
-def _locate(node: yaml.Node, at: Location, source: str, lines: dict[Location, str]) -> None:
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            where = (*at, str(key.value))
-            if where in lines:
-                raise UserError(f"{source}:{key.start_mark.line + 1}: key {key.value!r} stands here a second time")
-            lines[where] = f"{source}:{key.start_mark.line + 1}"
-            _locate(value, where, source, lines)
-    elif isinstance(node, yaml.SequenceNode):
-        for index, value in enumerate(node.value):
-            lines[(*at, index)] = f"{source}:{value.start_mark.line + 1}"
-            _locate(value, (*at, index), source, lines)
+        with path.open(encoding="utf-8-sig") as file:
+            return file.read(MOST_CHARACTERS + 1)
+    except OSError as error:
+        raise UserError(f"{shown}: can't be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{shown}: not UTF-8: byte 0x{error.object[error.start]:02x} at {error.start}") from error
 
 
 def _apply(data: dict[str, Any], lines: dict[Location, str], override: str) -> None:
@@ -103,12 +77,15 @@ def _apply(data: dict[str, Any], lines: dict[Location, str], override: str) -> N
     if not separator or not all(names):
         raise UserError(f"--set {override}: expected key.path=value, for example workload.batch=[1, 8]")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"--set {override}: the value is not valid YAML") from error
+        value = parse_value(text)
+    except ValueError as error:
+        raise UserError(f"--set {override}: the value is not valid YAML: {error}") from error
     target = data
     for depth, name in enumerate(names[:-1]):
-        inner = target.setdefault(name, {})
+        if name not in target:
+            target[name] = {}
+            lines[tuple(names[: depth + 1])] = f"--set {override}"
+        inner = target[name]
         if not isinstance(inner, dict):
             raise UserError(f"--set {override}: {'.'.join(names[: depth + 1])} is not a section")
         target = inner
@@ -123,27 +100,52 @@ def _explain(error: ValidationError, source: str, lines: dict[Location, str]) ->
     """Each distinct problem as ``where: key: what is wrong``, one a line."""
     problems: dict[str, None] = {}
     for detail in error.errors():
-        location = detail["loc"]
+        location, sentence = detail["loc"] or _named_in(detail["msg"], lines), _sentence(detail)
         where = next((lines[location[:n]] for n in range(len(location), 0, -1) if location[:n] in lines), source)
-        shown = (str(part) for part in location if str(part) not in CONTEXT_TAGS)
+        shown = (str(part) for part in detail["loc"] if str(part) not in TAGS)
         key = ".".join(part for part in shown if not part.startswith(("list[", "dict[", "function-")))
-        problems[f"{where}: {key + ': ' if key else ''}{_sentence(detail)}"] = None
+        problems[f"{where}: {key + ': ' if key else ''}{sentence}"] = None
     return "\n".join(problems)
 
 
+def _named_in(message: str, lines: dict[Location, str]) -> Location:
+    """Of a mistake of the whole scenario, the key that its message names first."""
+    found = [(match.start(), where) for where in lines if (match := re.search(_as_word(where), message))]
+    return min(found, key=lambda item: (item[0], -len(item[1])), default=(0, ()))[1]
+
+
+def _as_word(location: Location) -> str:
+    return rf"(?<![\w.]){re.escape('.'.join(map(str, location)))}(?![\w.])"
+
+
+SAID = {
+    "too_short": "needs at least one value",
+    "int_type": "should be a whole number",
+    "int_parsing": "should be a whole number",
+    "int_from_float": "should be a whole number",
+    "float_type": "should be a number",
+    "float_parsing": "should be a number",
+    "bool_type": "should be true or false",
+    "bool_parsing": "should be true or false",
+    "string_type": "should be text",
+    "dict_type": "should be a mapping",
+    "model_type": "should be a mapping",
+}
+"""Pydantic's errors by type, in words that don't speak of parsing."""
+
+
 def _sentence(detail: Any) -> str:
-    message: str = detail["msg"].removeprefix("Value error, ")
+    message: str = SAID.get(detail["type"], detail["msg"].removeprefix("Value error, "))
     if detail["type"] == "extra_forbidden":
         known = _keys_at(detail["loc"][:-1])
         near = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1)
         return "unknown key" + (f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}")
     if detail["type"] == "missing":
         return "is missing"
-    if detail["type"] == "model_type":
-        return f"should be a mapping, got {detail.get('input')!r}"
     got = detail.get("input")
-    said = not isinstance(got, str | int | float) or str(got) in message
-    return f"{message[0].lower()}{message[1:]}" + ("" if said else f", got {got!r}")
+    said = repr(got) in message or (detail["type"] == "value_error" and not isinstance(got, str | int | float))
+    shown = "nothing" if got is None else f"{got!r:.80}"
+    return f"{message[0].lower()}{message[1:]}" + ("" if said else f", got {shown}")
 
 
 def _keys_at(location: Location) -> list[str]:

@@ -9,8 +9,9 @@ import re
 from dataclasses import dataclass
 
 from dsv4bench.errors import UserError
+from dsv4bench.scenario.sizes import LARGEST
 
-_SEGMENT = re.compile(r"(\d+)?q(\d+)([kKM]?)(?:s(\d+)([kKM]?))?")
+_SEGMENT = re.compile(r"(\d{1,20})?q(\d{1,20})([kKM]?)(?:s(\d{1,20})([kKM]?))?")
 _UNITS = {"": 1, "k": 2**10, "K": 2**10, "M": 2**20}
 MOST_REQUESTS = 65536
 """More requests in a step than any engine schedules: taken for a typing error."""
@@ -46,6 +47,8 @@ def parse_requests(text: str) -> tuple[Request, ...]:
         seq_len = int(match[4]) * _UNITS[match[5]] if match[4] else query_len
         if not 1 <= query_len <= seq_len:
             raise UserError(f"{shown}: a request has 1 to s query tokens, this one {query_len} of {seq_len}")
+        if seq_len > LARGEST:
+            raise UserError(f"{shown}: a length is absurdly large; sizes end at 2**62")
         if not 1 <= len(requests) + count <= MOST_REQUESTS:
             raise UserError(f"{text!r} has {len(requests) + count:,} requests; 1 to {MOST_REQUESTS:,} make sense")
         requests += [Request(query_len, seq_len)] * count

@@ -20,7 +20,7 @@ from dsv4bench.errors import UserError
 from dsv4bench.model.shape import LayerKind
 from dsv4bench.model.stage import STAGE_NAMES
 from dsv4bench.scenario.lengths import ContextMix
-from dsv4bench.scenario.requests import parse_requests
+from dsv4bench.scenario.requests import MOST_REQUESTS, parse_requests
 from dsv4bench.scenario.sizes import parse_tokens
 
 
@@ -52,8 +52,10 @@ def _axis(json_type: Any) -> BeforeValidator:
 
 
 Names = Annotated[list[str], _axis(str), Field(min_length=1)]
-Counts = Annotated[list[Annotated[int, Field(ge=1)]], _axis(int), Field(min_length=1)]
-TokenCounts = Annotated[list[Tokens], BeforeValidator(_as_list, json_schema_input_type=int | str | list[int | str])]
+Integer = Annotated[int, Field(strict=True)]
+"""An integer as YAML reads it: not ``'3'``, not ``true``."""
+Counts = Annotated[list[Annotated[Integer, Field(ge=1)]], _axis(int), Field(min_length=1)]
+TokenCounts = Annotated[list[Tokens], _axis(int | str), Field(min_length=1)]
 Flags = Annotated[list[bool], _axis(bool), Field(min_length=1)]
 Phase = Literal["decode", "prefill"]
 Boundary = Literal["spread", "all", "none", "c4a"]
@@ -108,7 +110,9 @@ def _batch_text(value: str) -> str:
 
 
 CONTEXT_TAGS = ("one length", "mixed lengths")
-"""What tells the two forms of a context apart in a validation error's location; not for the user's eyes."""
+PROVIDER_TAGS = ("one provider", "providers by stage")
+TAGS = (*CONTEXT_TAGS, *PROVIDER_TAGS)
+"""What tells the two forms of a context or a provider apart in a validation error's location; not for the user's eyes."""
 Context = Annotated[
     Annotated[Tokens, Tag(CONTEXT_TAGS[0])] | Annotated[ContextSection, Tag(CONTEXT_TAGS[1])],
     Discriminator(lambda value: CONTEXT_TAGS[isinstance(value, dict | ContextSection)]),
@@ -118,9 +122,9 @@ Context = Annotated[
 class WorkloadSection(Section):
     """Which requests a step holds. Every list is an axis of the grid."""
 
-    phase: Annotated[list[Phase], _axis(Phase)] = ["decode"]
+    phase: Annotated[list[Phase], _axis(Phase), Field(min_length=1)] = ["decode"]
     """``decode`` (one query token per request unless query_len says more) or ``prefill``."""
-    batch: Counts = [1]
+    batch: Annotated[list[Annotated[Integer, Field(ge=1, le=MOST_REQUESTS)]], _axis(int), Field(min_length=1)] = [1]
     """Requests in the step."""
     context: Annotated[list[Context], _axis(int | str | ContextSection), Field(min_length=1)] | None = None
     """Sequence length after the step, as vLLM's seq_lens: 8K = 8192, 1M = 1,048,576; or a distribution of them."""
@@ -132,9 +136,9 @@ class WorkloadSection(Section):
     """Instead of batch, context, query_len and phase: a batch in vLLM's grammar, 64q1s128k_2q2ks2k (here k is 1024)."""
     query_len: TokenCounts | None = None
     """Query tokens per request; default 1 for decode and the whole context for prefill."""
-    boundary: Annotated[list[Boundary], _axis(Boundary)] = ["spread"]
+    boundary: Annotated[list[Boundary], _axis(Boundary), Field(min_length=1)] = ["spread"]
     """Who completes a compressed entry in this step: a mix of requests, all, none, or all in c4a layers alone."""
-    index_pattern: Annotated[list[IndexPattern], _axis(IndexPattern)] = ["random"]
+    index_pattern: Annotated[list[IndexPattern], _axis(IndexPattern), Field(min_length=1)] = ["random"]
     """Which entries the indexer is taken to select: random, the most recent ones, or clusters of 16 neighbours."""
 
     @model_validator(mode="after")
@@ -157,9 +161,9 @@ class WorkloadSection(Section):
 class CacheSection(Section):
     """Cache precisions."""
 
-    main: Annotated[list[MainPrecision], _axis(MainPrecision)] = ["fp8"]
+    main: Annotated[list[MainPrecision], _axis(MainPrecision), Field(min_length=1)] = ["fp8"]
     """Window and compressed caches: fp8 (584 B an entry), bf16 (1,024 B) or fp32 (for exact comparisons)."""
-    indexer: Annotated[list[IndexerPrecision], _axis(IndexerPrecision)] = ["fp8"]
+    indexer: Annotated[list[IndexerPrecision], _axis(IndexerPrecision), Field(min_length=1)] = ["fp8"]
     """Indexer cache: fp8 (132 B an entry), fp4 (68 B), bf16 or fp32."""
     slab: Flags = [True]
     """Interleave the pages of a layer's caches in one slab, as an engine allocates them."""
@@ -168,11 +172,11 @@ class CacheSection(Section):
 class WeightsSection(Section):
     """Weights of the projections."""
 
-    precision: Annotated[list[WeightPrecision], _axis(WeightPrecision)] = ["bf16"]
+    precision: Annotated[list[WeightPrecision], _axis(WeightPrecision), Field(min_length=1)] = ["bf16"]
     """Large projections: bf16, or fp8 with a scale per 128 x 128 block and activations scaled per 128."""
     checkpoint: str | None = None
     """Directory of safetensors to read a layer from; default: random weights."""
-    layer: Annotated[int, Field(ge=0)] | None = None
+    layer: Annotated[Integer, Field(ge=0)] | None = None
     """Which layer of the checkpoint; its kind is the only one measured."""
 
     @model_validator(mode="after")
@@ -185,7 +189,7 @@ class WeightsSection(Section):
 class ScheduleSection(Section):
     """How stages are launched."""
 
-    streams: Annotated[list[Streams], _axis(Streams)] = ["serial"]
+    streams: Annotated[list[Streams], _axis(Streams), Field(min_length=1)] = ["serial"]
     """``serial``, ``multi`` (the indexer on a stream of its own) or ``multi3`` (three auxiliary streams)."""
     graph: Flags = [False]
     """Replay the layer from a CUDA graph."""
@@ -200,15 +204,15 @@ class TimingSection(Section):
     """State of the L2 cache before each call; ``auto`` is ``none`` on a CPU and ``warm`` on a GPU."""
     flush: Literal["read_sweep", "memset"] = "read_sweep"
     """How a cold L2 is made."""
-    rounds: Annotated[int, Field(ge=1, le=1000)] = 10
+    rounds: Annotated[Integer, Field(ge=1, le=1000)] = 10
     """Rounds; in each, every side of a comparison runs once, in random order, on fresh inputs."""
-    iterations: Annotated[int, Field(ge=1, le=100_000)] = 20
+    iterations: Annotated[Integer, Field(ge=1, le=100_000)] = 20
     """Timed calls per round; fewer, but at least 3, where they would take over a quarter of a second."""
-    warmup: Annotated[int, Field(ge=0, le=10_000)] = 3
+    warmup: Annotated[Integer, Field(ge=0, le=10_000)] = 3
     """Untimed calls before them."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[Integer, Field(ge=0, lt=2**63)] = 0
     """Base seed of weights, inputs and the order of rounds."""
-    timeout: Annotated[float, Field(gt=0)] = 600.0
+    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
     """Seconds after which a case is killed."""
     energy: bool = True
     """On a GPU, measure the energy of a step in a pass of its own, about 0.3 s a case."""
@@ -227,6 +231,10 @@ class BaselineSection(Section):
 
 
 ProviderEntry = str | dict[str, str]
+Providers = Annotated[
+    Annotated[str, Tag(PROVIDER_TAGS[0])] | Annotated[dict[str, str], Tag(PROVIDER_TAGS[1])],
+    Discriminator(lambda value: PROVIDER_TAGS[isinstance(value, dict)]),
+]
 
 
 class Scenario(Section):
@@ -241,11 +249,11 @@ class Scenario(Section):
     layer of a model one after another, ``memory`` accounts KV bytes."""
     model: Names
     """Presets (v4-pro, v4-flash, v3.2) or paths to a Hugging Face config.json."""
-    layers: Annotated[list[LayerKind], _axis(LayerKind)] | None = None
+    layers: Annotated[list[LayerKind], _axis(LayerKind), Field(min_length=1)] | None = None
     """Layer kinds; default: every kind of each model. dsa always has the V3.2 shape."""
-    stages: Annotated[list[str], _axis(str)] | None = None
+    stages: Annotated[list[str], _axis(str), Field(min_length=1)] | None = None
     """Stages of ``kind: stage``."""
-    copies: Annotated[int, Field(ge=1)] = 2
+    copies: Annotated[Integer, Field(ge=1)] = 2
     """Of ``kind: model``: distinct sets of weights and caches per layer kind; its layers take them in turn."""
     workload: WorkloadSection
     """The steps."""
@@ -254,7 +262,7 @@ class Scenario(Section):
     weights: WeightsSection = WeightsSection()
     """Weights of the projections."""
     providers: Annotated[
-        list[ProviderEntry],
+        list[Providers],
         BeforeValidator(_as_list, json_schema_input_type=ProviderEntry | list[ProviderEntry]),
         Field(min_length=1),
     ] = ["eager"]
@@ -278,11 +286,16 @@ class Scenario(Section):
                 require_stages(key for key in entry if key != "default")
         return entries
 
+    @field_validator("stages")
+    @classmethod
+    def _named_stages(cls, names: list[str] | None) -> list[str] | None:
+        require_stages(names or ())
+        return names
+
     @model_validator(mode="after")
     def _stages_fit_kind(self) -> "Scenario":
         if (self.kind == "stage") != bool(self.stages):
             raise ValueError("'stages' belongs to kind: stage, which needs it")
-        require_stages(self.stages or ())
         if self.kind == "model" and self.layers is not None:
             raise ValueError("'layers' does not go with kind: model, which runs every layer of the model's list")
         if self.kind == "model" and self.weights.checkpoint is not None:
@@ -309,5 +322,5 @@ def require_stages(names: Iterable[str]) -> None:
     for name in names:
         if name not in STAGE_NAMES:
             near = difflib.get_close_matches(name, STAGE_NAMES, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"unknown stage {name!r}; known: {', '.join(STAGE_NAMES)}{hint}")
+            hint = f"did you mean {near[0]!r}? Known" if near else "known"
+            raise ValueError(f"unknown stage {name!r}; {hint}: {', '.join(STAGE_NAMES)}")

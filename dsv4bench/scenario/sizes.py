@@ -18,7 +18,7 @@ _BYTE_UNITS = {
     "": 1, "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
 }  # fmt: skip
-_NUMBER = re.compile(r"\s*(\d[\d_,]*(?:\.\d+)?|\.\d+)\s*([A-Za-z]*)\s*")
+_NUMBER = re.compile(r"\s*(\d[\d_,]{0,40}(?:\.\d{1,40})?|\.\d{1,40})\s*([A-Za-z]*)\s*")
 LARGEST = 2**62
 """Sizes above this are taken for typing errors: no token count or memory comes near it."""
 

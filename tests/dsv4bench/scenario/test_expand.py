@@ -82,6 +82,14 @@ def test_mixed_providers_name_who_runs_what():
     assert case.provider.label == "triton,sparse_attention=vllm"
 
 
+def test_more_cases_than_a_run_finishes_are_refused_before_they_are_made():
+    many = {"context": list(range(1, 1001)), "batch": list(range(1, 1001))}
+    with pytest.raises(UserError, match="multiply to more than 10,000 cases"):
+        expand(scenario(workload=many))
+    with pytest.raises(UserError, match="multiply to more than 10,000 cases"):
+        expand(scenario(workload={"context": list(range(1, 4001))}))
+
+
 def test_selection_matches_labels_and_ids():
     cases = expand(scenario())
     assert select(cases, ["c4a"]) == [case for case in cases if "c4a" in case.label]

@@ -42,8 +42,27 @@ def test_sizes_read_binary_and_decimal_suffixes(write):
         (MINIMAL + "cache: {main: fp7}\n", r"mini.yaml:5: cache.main.0: .*'fp8', 'bf16' or 'fp32', got 'fp7'"),
         (MINIMAL + "providers: [{topk: eager}]\n", "mini.yaml:5: providers: .*needs the key 'default'"),
         (MINIMAL + "providers: [{default: eager, top: eager}]\n", "mini.yaml:5: providers: unknown stage 'top'"),
-        (MINIMAL + "kind: stage\n", "'stages' belongs to kind: stage, which needs it"),
-        (MINIMAL + "timing: {timer: graph}\n", "timing.timer graph times CUDA graphs; set schedule.graph to true"),
+        (MINIMAL + "providers: 3\n", "mini.yaml:5: providers.0: should be text, got 3$"),
+        (MINIMAL + "providers: {default: eager, topk: 3}\n", "mini.yaml:5: providers.0.topk: should be text, got 3$"),
+        (MINIMAL + "kind: stage\n", "mini.yaml:5: 'stages' belongs to kind: stage, which needs it"),
+        (MINIMAL + "kind: stage\nstages: [topkk]\n", "mini.yaml:6: stages: unknown stage 'topkk'; did you mean 'topk'"),
+        (
+            MINIMAL + "timing:\n  timer: graph\n",
+            "mini.yaml:6: timing.timer graph times CUDA graphs; set schedule.graph",
+        ),
+        (MINIMAL + "timing:\n", "mini.yaml:5: timing: should be a mapping, got nothing"),
+        (MINIMAL + "timing: {rounds: true}\n", "mini.yaml:5: timing.rounds: should be a whole number, got True"),
+        (MINIMAL + "timing: {rounds: '3'}\n", "mini.yaml:5: timing.rounds: should be a whole number, got '3'"),
+        (MINIMAL + "timing: {rounds: 3.5}\n", "mini.yaml:5: timing.rounds: should be a whole number, got 3.5"),
+        (MINIMAL + "timing: {timeout: .inf}\n", "mini.yaml:5: timing.timeout: .*finite number, got inf"),
+        (
+            MINIMAL + "timing: {seed: 9223372036854775808}\n",
+            "mini.yaml:5: timing.seed: .*less than 9223372036854775808",
+        ),
+        (MINIMAL + "schedule: {graph: maybe}\n", "mini.yaml:5: schedule.graph.0: should be true or false, got 'maybe'"),
+        (MINIMAL + "  phase: decod\n", "mini.yaml:5: workload.phase.0: .*'decode' or 'prefill', got 'decod'"),
+        (MINIMAL + "  boundary: []\n", r"mini.yaml:5: workload.boundary: needs at least one value, got \[\]"),
+        (MINIMAL + "  batch: 100000000\n", "mini.yaml:5: workload.batch.0: .*less than or equal to 65536"),
         ("- 1\n", "mini.yaml:1: a scenario is a mapping"),
         ("name: [\n", "mini.yaml:2: not valid YAML"),
         ("", "mini.yaml:1: a scenario is a mapping"),
@@ -66,6 +85,19 @@ def test_overrides_win_and_are_named_in_errors(write):
         load_scenario(path, ["workload.batch"])
     with pytest.raises(UserError, match="name is not a section"):
         load_scenario(path, ["name.x=1"])
+    with pytest.raises(UserError, match="^--set timming.rounds=1: timming: unknown key; did you mean 'timing'"):
+        load_scenario(path, ["timming.rounds=1"])
+    with pytest.raises(UserError, match="^--set workload.batch=.1: the value is not valid YAML: expected"):
+        load_scenario(path, ["workload.batch=[1"])
+
+
+def test_a_file_that_is_not_utf8_says_which_byte(tmp_path):
+    path = tmp_path / "mini.yaml"
+    path.write_bytes(MINIMAL.encode() + "description: é\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"mini.yaml: not UTF-8: byte 0xe9 at \d+$"):
+        load_scenario(str(path))
+    path.write_bytes(b"\xef\xbb\xbf" + MINIMAL.encode())
+    assert load_scenario(str(path)).name == "mini"
 
 
 def test_a_shipped_scenario_is_found_by_name_and_an_unknown_one_gets_a_hint():

@@ -37,6 +37,8 @@ def test_binary_suffixes_of_scenarios_are_accepted_too():
         ("0q1s1k", "has 0 requests"),
         ("99999999q1s1k", "has 99,999,999 requests"),
         ("q1s-1", "is not"),
+        ("q1s99999999999999M", "q1s99999999999999M': a length is absurdly large"),
+        ("q" + "9" * 5000, "is not"),
     ],
 )
 def test_anything_else_is_a_users_error(text, message):
