@@ -76,9 +76,7 @@ def _locate(
     if any(node is outer for outer in inside):
         raise UserError(f"{line}: what stands here refers to itself by an alias")
     if len(lines) > MOST_VALUES:
-        raise UserError(
-            f"{source}: over {MOST_VALUES:,} values once its aliases are followed; no scenario has that many"
-        )
+        raise UserError(f"{source}: over {MOST_VALUES:,} values once its aliases are followed, too many for a scenario")
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             here = f"{source}:{key.start_mark.line + 1}"

@@ -112,7 +112,7 @@ def _batch_text(value: str) -> str:
 CONTEXT_TAGS = ("one length", "mixed lengths")
 PROVIDER_TAGS = ("one provider", "providers by stage")
 TAGS = (*CONTEXT_TAGS, *PROVIDER_TAGS)
-"""What tells the two forms of a context or a provider apart in a validation error's location; not for the user's eyes."""
+"""What tells the two forms of a context or a provider apart in an error's location; not for the user's eyes."""
 Context = Annotated[
     Annotated[Tokens, Tag(CONTEXT_TAGS[0])] | Annotated[ContextSection, Tag(CONTEXT_TAGS[1])],
     Discriminator(lambda value: CONTEXT_TAGS[isinstance(value, dict | ContextSection)]),

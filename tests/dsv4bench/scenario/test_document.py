@@ -37,7 +37,7 @@ def doubling(times):
         ("a: 1\n2: 3\n", "f.yaml:2: a key has to be text; this one is '2', which YAML does not read as text"),
         ("a: 1\non: 3\n", "f.yaml:2: a key has to be text; this one is 'on'"),
         ("? [a]\n: 3\n", "f.yaml:1: a key has to be text; this one is a list"),
-        ("a: 1\nb: &b\n  c: *b\n", "f.yaml:3: what stands here refers to itself by an alias"),
+        ("a: 1\nb: &b\n  c: *b\n", "f.yaml:2: what stands here refers to itself by an alias"),
         ("a: &a [*a]\n", "f.yaml:1: what stands here refers to itself by an alias"),
         ("a: *b\n", "f.yaml:1: not valid YAML: found undefined alias 'b'"),
         ("a: 1\nb: 2026-99-99\n", "f.yaml:2: not valid YAML: month must be in 1..12"),
