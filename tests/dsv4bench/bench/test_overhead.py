@@ -5,6 +5,8 @@ Running a stage by name costs 1.3 µs with two arguments and 1.9 µs with ten.
 
 import timeit
 
+import pytest
+
 from dsv4bench.bench.timers.wall import WallTimer
 from dsv4bench.model.shape import LayerKind
 from dsv4bench.model.stage import STAGES
@@ -12,6 +14,8 @@ from dsv4bench.stack.layer import run_layer, run_stage
 
 C4A = STAGES[LayerKind.C4A]
 STAGE_SECONDS = 50e-6
+PLAIN_SECONDS = 1.1e-6
+"""A call of a method by name with ten arguments by name, where the bounds below were set."""
 
 
 class Idle:
@@ -31,13 +35,24 @@ def values():
     return {tensor: tensor for stage in C4A for tensor in (*stage.inputs.values(), *stage.outputs)}
 
 
-def test_running_a_stage_by_name_costs_under_five_per_cent_of_a_short_stage():
+@pytest.fixture
+def slowdown():
+    """How much longer such a call takes on this machine, where stages take longer as well; at least 1."""
+    stage, provider, tensors = max(C4A, key=lambda stage: len(stage.inputs)), Idle(), values()
+
+    def plain():
+        getattr(provider, stage.name)(**{name: tensors[tensor] for name, tensor in stage.inputs.items()})
+
+    return max(min(timeit.repeat(plain, number=500, repeat=20)) / 500 / PLAIN_SECONDS, 1.0)
+
+
+def test_running_a_stage_by_name_costs_under_five_per_cent_of_a_short_stage(slowdown):
     stage, provider, tensors = max(C4A, key=lambda stage: len(stage.inputs)), Idle(), values()
     once = min(timeit.repeat(lambda: run_stage(stage, provider, tensors), number=500, repeat=20)) / 500
-    assert once < 0.05 * STAGE_SECONDS
+    assert once < 0.05 * STAGE_SECONDS * slowdown
 
 
-def test_a_timed_layer_of_idle_stages_takes_under_five_per_cent_of_one_of_short_stages():
+def test_a_timed_layer_of_idle_stages_takes_under_five_per_cent_of_one_of_short_stages(slowdown):
     providers, tensors = dict.fromkeys((stage.name for stage in C4A), Idle()), values()
     samples = WallTimer().time([lambda: run_layer(C4A, providers, tensors)], 5, 200, None)
-    assert min(samples.seconds) < 0.05 * STAGE_SECONDS * len(C4A)
+    assert min(samples.seconds) < 0.05 * STAGE_SECONDS * len(C4A) * slowdown
