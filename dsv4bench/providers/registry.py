@@ -26,6 +26,8 @@ BUILT_IN = {
     "vllm": "dsv4bench.providers.vllm:VllmProvider",
 }
 """``module:attribute`` of the providers that ship, by name."""
+VARIANTS = {"vllm": ("triton", "cute")}
+"""What may follow the name of a provider that ships, after a colon."""
 
 
 @dataclass(frozen=True)
@@ -83,20 +85,23 @@ def require_known(spec: str) -> None:
     """Refuse a provider that can't exist, without importing anything.
 
     Raises:
-        UserError: unknown name or missing file.
+        UserError: unknown name, a variant that a provider of this package doesn't have, or a missing file.
     """
     path, _, _ = spec.rpartition(":")
     if path.endswith(".py"):
         if not Path(path).is_file():
             raise UserError(f"no such provider file: {path}")
         return
-    name, known = spec.partition(":")[0], provider_targets()
+    (name, _, variant), known = spec.partition(":"), provider_targets()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise UserError(
             f"unknown provider {spec!r}; known: {', '.join(sorted(known))}, or a file as path/to/file.py:Class{hint}"
         )
+    if variant and name in BUILT_IN and variant not in VARIANTS.get(name, ()):
+        also = "".join(f", {name}:{other}" for other in VARIANTS.get(name, ()))
+        raise UserError(f"provider {name} has no variant {variant!r}; known: {name}{also}")
 
 
 def list_providers() -> list[ProviderInfo]:

@@ -9,10 +9,12 @@ from dsv4bench.providers.vllm.library import Library
 from dsv4bench.providers.vllm.pages import by_head
 from dsv4bench.providers.vllm.prompts import Prompts, attend_prompts
 from dsv4bench.providers.vllm.query import padded_heads
-from dsv4bench.providers.vllm.step import once, split_step
+from dsv4bench.providers.vllm.step import Split, once, split_step
 
 INDEX_ALIGNMENT = 128
 """FlashMLA takes index lists of a multiple of this width."""
+FEW_HEADS = 32
+"""Fewer local heads than this make vLLM hand all tokens of a V3.2 step to FlashMLA as one row of its batch."""
 Result = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -40,8 +42,9 @@ def sparse_attention(
     """Attention as vLLM divides it: decoding requests over the pages, prompts over what is gathered from them.
 
     Prompts need the step's metadata; without it all tokens go over the pages, which gives the same result. The plan of
-    the decode kernel is made at the first call for given lengths and reused, as vLLM does within a step; in a whole c4a
-    layer every run makes new lengths, so there it is part of the layer.
+    the decode kernel is made at the first call for given lengths and reused, as vLLM does for all layers of a step. A
+    c4a layer makes its lengths anew; what they will be follows from the candidates of the step, so its plan hangs on
+    those.
 
     A token of a step sees at least itself, and lists end in −1. Where the arguments aren't known to be a step's, two
     small kernels that vLLM doesn't need see to what it doesn't promise: an LSE of −∞ for a token that sees nothing,
@@ -56,7 +59,9 @@ def sparse_attention(
         assert compressed_lens is not None
         if split is None:
             compressed_indices = _cut(compressed_indices, compressed_lens)
-        o, lse = _latent_decode(library, q, compressed_cache, compressed_indices, compressed_lens, softmax_scale)
+        plan_for = compressed_lens if split is None or candidate_lens is None else candidate_lens
+        rows = latent_rows(len(q), q.shape[1], split)
+        o, lse = _latent_decode(library, q, rows, compressed_cache, compressed_indices, plan_for, softmax_scale)
         return o, lse if split else _without_plus_infinity(lse)
     assert window_indices is not None
     assert window_lens is not None
@@ -67,7 +72,9 @@ def sparse_attention(
     found: list[torch.Tensor] = []
     if boundary:
         entries = (window_cache, window_indices, window_lens, compressed_cache, compressed_indices, compressed_lens)
-        found.append(_decode(library, padded, out, boundary, *entries, sinks, softmax_scale))
+        lens = candidate_lens if split and candidate_lens is not None else compressed_lens
+        plan_for = (window_lens,) if compressed_cache is None or lens is None else (lens, window_lens)
+        found.append(_decode(library, padded, out, boundary, *entries, plan_for, sinks, softmax_scale))
     if boundary < len(q):
         assert split is not None
         assert query_start is not None
@@ -127,15 +134,14 @@ def _decode(
     compressed_cache: PagedCache | None,
     compressed_indices: torch.Tensor | None,
     compressed_lens: torch.Tensor | None,
+    plan_for: tuple[torch.Tensor, ...],
     sink: torch.Tensor | None,
     softmax_scale: float,
 ) -> torch.Tensor:
-    """Write the leading tokens' outputs; returns their LSE [tokens, padded heads]."""
-    lens: tuple[torch.Tensor, ...] = (window_lens,)
+    """Write the leading tokens' outputs by the plan for given lengths; returns their LSE [tokens, padded heads]."""
     extra: dict[str, torch.Tensor] = {}
     width = 0
     if compressed_cache is not None and compressed_indices is not None and compressed_lens is not None:
-        lens = (compressed_lens, window_lens)
         listed = _aligned(compressed_indices[:tokens])
         width = listed.shape[1]
         extra = {
@@ -149,7 +155,7 @@ def _decode(
         block_table=None,
         cache_seqlens=None,
         head_dim_v=HEAD_DIM,
-        tile_scheduler_metadata=_plan(library, lens, tokens, q.shape[1], width),
+        tile_scheduler_metadata=_plan(library, plan_for, tokens, q.shape[1], width),
         softmax_scale=softmax_scale,
         is_fp8_kvcache=True,
         indices=window_indices[:tokens].unsqueeze(1),
@@ -174,12 +180,26 @@ def _aligned(indices: torch.Tensor) -> torch.Tensor:
     return pad(indices, (0, missing), value=-1) if missing else indices
 
 
+def latent_rows(tokens: int, heads: int, split: Split | None) -> tuple[int, int]:
+    """How vLLM divides the tokens of V3.2's decode: batch rows, and query tokens of a row.
+
+    A row per request, with its drafted tokens; few heads take all tokens as one row. Tokens of which neither is known
+    have a row each.
+    """
+    if split is None or split.decode_tokens < tokens:
+        return tokens, 1
+    if heads < FEW_HEADS:
+        return 1, tokens
+    return (split.decodes, split.drafts) if split.decodes * split.drafts == tokens else (tokens, 1)
+
+
 def _latent_decode(
     library: Library,
     q: torch.Tensor,
+    rows: tuple[int, int],
     cache: PagedCache,
     indices: torch.Tensor,
-    lens: torch.Tensor,
+    plan_for: torch.Tensor,
     softmax_scale: float,
 ) -> Result:
     """V3.2: all tokens over the pages of 656 B entries, which is vLLM's decode.
@@ -190,14 +210,14 @@ def _latent_decode(
     heads, padded = q.shape[1], with_padding(q)
     indices = _aligned(indices)
     out, lse = library.function("sparse_decode")(
-        q=padded.unsqueeze(1),
+        q=padded.unflatten(0, rows),
         k_cache=by_head(cache),
         block_table=None,
         cache_seqlens=None,
         head_dim_v=HEAD_DIM,
-        tile_scheduler_metadata=_plan(library, (lens,), *padded.shape[:2], indices.shape[1]),
+        tile_scheduler_metadata=_plan(library, (plan_for,), *rows, padded.shape[1], indices.shape[1]),
         softmax_scale=softmax_scale,
         is_fp8_kvcache=True,
-        indices=indices.unsqueeze(1),
+        indices=indices.unflatten(0, rows),
     )
-    return out[:, 0, :heads], lse[:, :heads, 0]
+    return out.flatten(0, 1)[:, :heads], lse.transpose(1, 2).flatten(0, 1)[:, :heads]

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from dsv4bench.providers import registry
 from dsv4bench.providers.vllm.library import Library
 
-VARIANTS = ("", "triton", "cute")
+VARIANTS = ("", *registry.VARIANTS["vllm"])
 """``vllm`` is what vLLM takes on the card, ``vllm:triton`` and ``vllm:cute`` one of two where both exist."""
 
 

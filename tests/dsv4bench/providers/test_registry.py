@@ -4,7 +4,7 @@ import pytest
 
 from dsv4bench.errors import UserError
 from dsv4bench.providers.base import SUPPORTED, implemented_stages
-from dsv4bench.providers.registry import BUILT_IN, list_providers, load_provider
+from dsv4bench.providers.registry import BUILT_IN, list_providers, load_provider, require_known
 
 SOURCE = """
 from dsv4bench.providers.base import SUPPORTED
@@ -86,3 +86,18 @@ def test_every_built_in_provider_is_listed_with_stages_or_a_reason():
     assert set(BUILT_IN) <= set(infos)
     assert all(info.stages or info.unavailable for info in infos.values())
     assert len(infos["reference"].stages) == len(infos["eager"].stages) == 26
+
+
+@pytest.mark.parametrize(
+    ("spec", "known"), [("vllm:tritn", "vllm, vllm:triton, vllm:cute"), ("triton:fast", "triton"), ("eager:x", "eager")]
+)
+def test_a_variant_that_does_not_exist_is_refused_before_anything_is_imported(spec, known):
+    with pytest.raises(UserError) as caught:
+        require_known(spec)
+    name, _, variant = spec.partition(":")
+    assert str(caught.value) == f"provider {name} has no variant {variant!r}; known: {known}"
+
+
+def test_variants_that_exist_are_known():
+    for spec in ("vllm", "vllm:triton", "vllm:cute", "triton"):
+        require_known(spec)

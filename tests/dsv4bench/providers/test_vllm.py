@@ -22,7 +22,7 @@ from dsv4bench.providers.base import Need, further_parameters, implemented_stage
 from dsv4bench.providers.eager import EagerProvider
 from dsv4bench.providers.registry import list_providers, load_provider
 from dsv4bench.providers.vllm import VllmProvider, needs
-from dsv4bench.providers.vllm.attention import with_padding
+from dsv4bench.providers.vllm.attention import latent_rows, with_padding
 from dsv4bench.providers.vllm.library import (
     Library,
     MissingError,
@@ -377,6 +377,45 @@ def test_every_stage_comes_out_right_through_vllms_signatures(
         if stage.name in have:
             check = check_stage(stage, values)
             assert check.ok, check.sentence
+
+
+@pytest.mark.parametrize("kind", LayerKind)
+def test_attention_is_planned_once_per_step_however_many_layers_run(kind: LayerKind) -> None:
+    made: list[object] = []
+    modules = vllm_double.modules()
+
+    def get_mla_metadata() -> tuple[object, None]:
+        made.append(vllm_double.get_mla_metadata()[0])
+        return made[-1], None
+
+    modules["vllm.v1.attention.ops.flashmla"].get_mla_metadata = get_mla_metadata
+    theirs, ours = VllmProvider("", Library("0.26.0", modules.__getitem__)), EagerProvider()
+    workload = Workload("decode", 3, 700, 1, "spread")
+    layer = prepare(replace(small_shape(kind), index_topk=512), kind, CachePrecision(slab=False), [workload])
+    for seed in (1, 2):
+        values = layer.draw(workload, seed)
+        for _ in range(2):
+            for stage in STAGES[kind]:
+                run_stage(stage, theirs if stage.name in implemented_stages(theirs) else ours, values)
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize(
+    ("query_lens", "heads", "rows"),
+    [
+        ((1, 1, 1), 128, (3, 1)),
+        ((2, 2, 2), 64, (3, 2)),
+        ((2, 1), 64, (3, 1)),
+        ((2, 2), 16, (1, 4)),
+        ((1, 9), 128, (10, 1)),
+    ],
+)
+def test_tokens_of_v32_are_divided_into_rows_as_vllm_does(
+    query_lens: tuple[int, ...], heads: int, rows: tuple[int, int]
+) -> None:
+    decodes = sum(length < 9 for length in query_lens)
+    assert latent_rows(sum(query_lens), heads, Split(query_lens, (50,) * len(query_lens), decodes)) == rows
+    assert latent_rows(sum(query_lens), heads, None) == (sum(query_lens), 1)
 
 
 @pytest.mark.parametrize("kind", LayerKind)

@@ -208,6 +208,8 @@ def flash_mla_with_kvcache(
     shape = (q.shape, None if extra_indices_in_kvcache is None else extra_indices_in_kvcache.shape)
     assert tile_scheduler_metadata.shape in (None, shape), "a plan is for one shape"
     tile_scheduler_metadata.shape = shape
+    batch, tokens = q.shape[:2]
+    q, indices = q.flatten(0, 1).unsqueeze(1), indices.flatten(0, 1).unsqueeze(1)
     extra = {"compressed_cache": None, "compressed_indices": None, "compressed_lens": None}
     window = {"window_cache": None, "window_indices": None, "window_lens": None}
     if q.shape[3] == 576:
@@ -226,7 +228,8 @@ def flash_mla_with_kvcache(
     o, lse = reference.sparse_attention(q=q[:, 0], **window, **extra, sink=attn_sink, softmax_scale=softmax_scale)
     lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # FlashMLA's mark of a token that sees nothing
     if out is None:
-        return o.unsqueeze(1), lse.unsqueeze(-1)
+        return o.unflatten(0, (batch, tokens)), lse.unflatten(0, (batch, tokens)).transpose(1, 2)
+    assert tokens == 1
     out[:, 0] = o
     return out, lse.unsqueeze(-1)
 
