@@ -36,7 +36,7 @@ types: $(READY) ## mypy --strict
 	$(BIN)/mypy
 
 unit: $(READY) ## the tests, without those that need a GPU
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) -m 'not gpu'
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup -m 'not gpu'
 
 gpu-test: $(READY) ## the tests that need an NVIDIA GPU
 	$(BIN)/pytest -m gpu

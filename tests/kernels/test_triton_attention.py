@@ -13,6 +13,7 @@ def failures() -> dict[str, str]:
     return tracebacks(SCRIPT)
 
 
+@pytest.mark.xdist_group("attention checks")  # the script runs once
 @pytest.mark.slow
 @pytest.mark.parametrize("name", names(SCRIPT))
 def test_logits_topk_and_attention_agree_with_the_reference(failures, name):

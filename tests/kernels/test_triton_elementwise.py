@@ -13,6 +13,7 @@ def failures() -> dict[str, str]:
     return tracebacks(SCRIPT)
 
 
+@pytest.mark.xdist_group("elementwise checks")  # the script runs once
 @pytest.mark.slow
 @pytest.mark.parametrize("name", names(SCRIPT))
 def test_elementwise_kernels_agree_with_the_reference(failures, name):

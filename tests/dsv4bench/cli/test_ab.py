@@ -162,6 +162,7 @@ def neutral(repository, tmp_path_factory) -> tuple[subprocess.CompletedProcess[s
     return done, temp / "dsv4bench"
 
 
+@pytest.mark.xdist_group("neutral commit")
 @pytest.mark.slow
 def test_a_neutral_commit_passes_the_action(neutral):
     done, files = neutral
@@ -169,6 +170,7 @@ def test_a_neutral_commit_passes_the_action(neutral):
     assert json.loads((files / "gate.json").read_text())["exit_code"] == 0
 
 
+@pytest.mark.xdist_group("neutral commit")
 @pytest.mark.slow
 def test_a_commit_that_changes_the_shape_is_not_comparable_with_what_is_stored(repository, neutral, tmp_path):
     baselines = tmp_path / "baselines"
@@ -182,6 +184,7 @@ def test_a_commit_that_changes_the_shape_is_not_comparable_with_what_is_stored(r
     assert "shape_changed: shape: " in gate.stdout
 
 
+@pytest.mark.xdist_group("neutral commit")
 @pytest.mark.slow
 def test_a_change_against_stored_runs_is_measured_again_if_the_device_is_here(repository, neutral, tmp_path):
     run = read_run(neutral[1] / "run/b")

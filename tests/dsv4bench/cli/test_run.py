@@ -15,6 +15,7 @@ from dsv4bench.results.run_directory import read_run
 from tests.dsv4bench.bench.small import small_config
 
 ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.xdist_group("run")
 
 
 def cli(*arguments, cwd=None):
