@@ -73,8 +73,8 @@ def sparse_attention(
     if boundary:
         entries = (window_cache, window_indices, window_lens, compressed_cache, compressed_indices, compressed_lens)
         lens = candidate_lens if split and candidate_lens is not None else compressed_lens
-        plan_for = (window_lens,) if compressed_cache is None or lens is None else (lens, window_lens)
-        found.append(_decode(library, padded, out, boundary, *entries, plan_for, sinks, softmax_scale))
+        lengths = (window_lens,) if compressed_cache is None or lens is None else (lens, window_lens)
+        found.append(_decode(library, padded, out, boundary, *entries, lengths, sinks, softmax_scale))
     if boundary < len(q):
         assert split is not None
         assert query_start is not None
@@ -210,7 +210,7 @@ def _latent_decode(
     heads, padded = q.shape[1], with_padding(q)
     indices = _aligned(indices)
     out, lse = library.function("sparse_decode")(
-        q=padded.unflatten(0, rows),
+        q=torch.unflatten(padded, 0, rows),
         k_cache=by_head(cache),
         block_table=None,
         cache_seqlens=None,
@@ -218,6 +218,6 @@ def _latent_decode(
         tile_scheduler_metadata=_plan(library, (plan_for,), *rows, padded.shape[1], indices.shape[1]),
         softmax_scale=softmax_scale,
         is_fp8_kvcache=True,
-        indices=indices.unflatten(0, rows),
+        indices=torch.unflatten(indices, 0, rows),
     )
     return out.flatten(0, 1)[:, :heads], lse.transpose(1, 2).flatten(0, 1)[:, :heads]
