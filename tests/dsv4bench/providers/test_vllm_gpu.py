@@ -44,8 +44,9 @@ def shape_of(kind: LayerKind) -> ModelShape:
     return replace(base, hidden_size=512, q_lora_rank=256, o_lora_rank=256 if base.is_v4 else 0)
 
 
-def layer_of(kind: LayerKind, workload: Workload) -> Layer:
-    return prepare(shape_of(kind), kind, CachePrecision(slab=kind is not LayerKind.DSA), [workload], device="cuda")
+def layer_of(kind: LayerKind, workload: Workload, tp: int = 1) -> Layer:
+    precision = CachePrecision(slab=kind is not LayerKind.DSA)
+    return prepare(shape_of(kind).shard(tp), kind, precision, [workload], device="cuda")
 
 
 def stages_of(provider: Provider, kind: LayerKind, phase: str) -> tuple[Stage, ...]:
@@ -59,9 +60,9 @@ def stages_of(provider: Provider, kind: LayerKind, phase: str) -> tuple[Stage, .
     return tuple(found)
 
 
-def run_checked(kind: LayerKind, workload: Workload, provider: Provider) -> dict[str, StageCheck]:
+def run_checked(kind: LayerKind, workload: Workload, provider: Provider, tp: int = 1) -> dict[str, StageCheck]:
     """Run a layer with every stage that the provider has, the rest with eager, and check the provider's."""
-    values = layer_of(kind, workload).draw(workload, seed=3)
+    values = layer_of(kind, workload, tp).draw(workload, seed=3)
     own = {stage.name for stage in stages_of(provider, kind, workload.phase)}
     eager = load_provider("eager")
     checks = {}
@@ -91,6 +92,24 @@ def test_the_installed_vllm_runs_every_decode_stage(kind: LayerKind, capfd: pyte
 @pytest.mark.parametrize("kind", KINDS)
 def test_decode_stages_agree_with_the_reference(kind: LayerKind, workload: Workload, variant: str) -> None:
     require_right(run_checked(kind, workload, load_provider(variant)))
+
+
+@pytest.mark.parametrize("workload", DECODES, ids=lambda workload: workload.label)
+@pytest.mark.parametrize(("kind", "tp"), [(LayerKind.C4A, 4), (LayerKind.C128A, 4), (LayerKind.DSA, 8)])
+def test_sixteen_heads_are_padded_and_come_out_right(kind: LayerKind, tp: int, workload: Workload) -> None:
+    require_right(run_checked(kind, workload, load_provider("vllm"), tp))
+
+
+@pytest.mark.parametrize("kind", [LayerKind.C4A, LayerKind.DSA])
+def test_the_second_layer_of_a_step_is_right_by_the_plan_of_the_first(kind: LayerKind) -> None:
+    workload = DECODES[0]
+    layer, vllm, eager = layer_of(kind, workload), load_provider("vllm"), load_provider("eager")
+    able = {stage.name for stage in stages_of(vllm, kind, "decode")}
+    values = layer.draw(workload, seed=4)
+    for seed in (4, 5):
+        values["x"] = layer.draw(workload, seed)["x"]  # another hidden state, and so another selection
+        run_layer(STAGES[kind], {stage.name: vllm if stage.name in able else eager for stage in STAGES[kind]}, values)
+        require_right({stage.name: check_stage(stage, values) for stage in STAGES[kind] if stage.name in able})
 
 
 @pytest.mark.parametrize("workload", PROMPTS, ids=lambda workload: workload.label)
