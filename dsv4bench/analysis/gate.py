@@ -78,7 +78,8 @@ def settle(
     Args:
         evidence: what was measured.
         limits_of: what a change must exceed.
-        more: doubles the rounds of inconclusive subjects; None where nothing can be measured.
+        more: doubles the rounds of open subjects, those that are too noisy to gate included where more rounds can
+            make them quiet enough; None where nothing can be measured.
         again: confirms changes; None where nothing can be measured: they then stand as ``unconfirmed``.
 
     Returns:
@@ -86,8 +87,10 @@ def settle(
     """
     current = dict(evidence)
     verdicts = judge_all(current, limits_of)
-    for _ in range(DOUBLINGS if more else 0):
-        open_subjects = [verdict.subject for verdict in verdicts.values() if _more_rounds_help(verdict)]
+    for left in range(DOUBLINGS if more else 0, 0, -1):
+        open_subjects = [
+            subject for subject, item in verdicts.items() if _more_rounds_help(item, current[subject], limits_of, left)
+        ]
         if not open_subjects or more is None:
             break
         current.update(more(open_subjects))
@@ -114,5 +117,8 @@ def with_remarks(verdict: Verdict, remarks: Mapping[str, tuple[Reason, ...]]) ->
     return replace(verdict, reasons=(*verdict.reasons, *remarks.get(verdict.subject.case_id, ())))
 
 
-def _more_rounds_help(verdict: Verdict) -> bool:
+def _more_rounds_help(verdict: Verdict, evidence: Evidence, limits_of: LimitsOf, left: int) -> bool:
+    """Whether a subject is open that ``left`` doublings may settle: noise too large now may average out by then."""
+    if Reason.TOO_NOISY in verdict.reasons:
+        return not limits_of(verdict.subject, replace(evidence, rounds=evidence.rounds * 2**left)).too_noisy
     return verdict.outcome is Outcome.INCONCLUSIVE and Reason.REACHES_TOLERANCE in verdict.reasons

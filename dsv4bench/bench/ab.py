@@ -2,7 +2,7 @@
 
 The folder of an A/B run holds two run directories, ``a`` and ``b``, that share a run id: that is how the gate knows
 that their rounds were interleaved. ``confirm`` holds two more, measured by fresh processes, for the cases that changed,
-``more-1`` to ``more-3`` the further rounds of the cases that were open.
+``more-1``, ``more-2`` and so on the further rounds of the cases that were open.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -207,18 +207,21 @@ def decide(
         return [pair for pair in pairs if pair[1].case_id in wanted]
 
     def more(subjects: Collection[Subject]) -> Evidences:
-        have = min(findings.evidence[subject].rounds for subject in subjects)
-        extra = measure_sides(
-            contest, path / f"more-{next(passes)}", watching, some(subjects), first_round=have, rounds=have
-        )
-        for side, run in zip(SIDES, extra, strict=True):
-            _append_rounds(path / side, run)
+        have = {subject: findings.evidence[subject].rounds for subject in subjects}
+        for rounds in sorted(set(have.values())):
+            chosen = some([subject for subject in subjects if have[subject] == rounds])
+            extra = measure_sides(
+                contest, path / f"more-{next(passes)}", watching, chosen, first_round=rounds, rounds=rounds
+            )
+            for side, run in zip(SIDES, extra, strict=True):
+                _append_rounds(path / side, run)
         findings.evidence.update(examine([read_run(path / SIDES[0])], read_run(path / SIDES[1])).evidence)
         return findings.evidence  # of every stage of those cases, so that the files say what the verdicts say
 
     def again(subjects: Collection[Subject]) -> Evidences:
         fresh = contest.rounds * 2**DOUBLINGS  # a round that no pass has had, so that its inputs are new
-        base, new = measure_sides(contest, path / CONFIRM, watching, some(subjects), first_round=fresh)
+        rounds = max(findings.evidence[subject].rounds for subject in subjects)  # to see as clearly as the first time
+        base, new = measure_sides(contest, path / CONFIRM, watching, some(subjects), first_round=fresh, rounds=rounds)
         return examine([base], new).evidence
 
     settled = settle(findings.evidence, limits_from(runs[1]), more if double else None, again if confirm else None)

@@ -3,7 +3,8 @@ from collections.abc import Collection
 from dsv4bench.analysis.evidence import paired_evidence
 from dsv4bench.analysis.gate import DOUBLINGS, by_severity, judge_all, settle
 from dsv4bench.analysis.reason import Reason
-from dsv4bench.analysis.verdict import PRESETS, Evidence, Limits, Outcome, Subject, Verdict
+from dsv4bench.analysis.statistics import half_width
+from dsv4bench.analysis.verdict import PRESETS, Evidence, Limits, Outcome, Subject, Verdict, limits_for
 from tests.dsv4bench.stored_runs import around, shuffled, timing
 
 SCATTERED = [0.0, 0.02, 0.04, 0.06, 0.08, 0.10, 0.12, 0.02, 0.0, 0.05]
@@ -45,6 +46,32 @@ def test_rounds_are_doubled_at_most_three_times():
     [verdict] = settle({NOISY: measured(0.0, 0.2)}, default_limits, more)
     assert len(calls) == DOUBLINGS == 3
     assert verdict.outcome is Outcome.INCONCLUSIVE
+
+
+def noise_of(deviation: float):
+    """Limits where the self-test found rounds to differ by this much."""
+    return lambda _, item: limits_for(PRESETS["default"], half_width(deviation, item.rounds))
+
+
+def test_a_case_too_noisy_at_its_rounds_is_doubled_until_the_noise_averages_out():
+    counts = [10]
+
+    def more(_: Collection[Subject]) -> dict[Subject, Evidence]:
+        counts.append(2 * counts[-1])
+        return {NOISY: measured(0.0, 0.02, counts[-1])}
+
+    [verdict] = settle({NOISY: measured(0.0, 0.02)}, noise_of(0.08), more)
+    assert half_width(0.08, 10) > 0.05 > half_width(0.08, 20)
+    assert (counts, verdict.outcome) == ([10, 20], Outcome.PASS)
+
+
+def test_a_case_that_no_number_of_rounds_makes_quiet_is_not_doubled():
+    def more(_: Collection[Subject]) -> dict[Subject, Evidence]:
+        raise AssertionError("measured for nothing")
+
+    assert half_width(0.5, 80) > 0.05
+    [verdict] = settle({NOISY: measured(0.0)}, noise_of(0.5), more)
+    assert (verdict.outcome, verdict.reasons[0]) == (Outcome.INCONCLUSIVE, Reason.TOO_NOISY)
 
 
 def test_changes_in_both_directions_are_measured_again_and_nothing_else_is():

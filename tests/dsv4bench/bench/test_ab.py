@@ -180,6 +180,14 @@ def test_an_open_case_gets_twice_the_rounds_and_keeps_the_first_ones(tmp_path):
     assert (tmp_path / "more-1/b/cases.jsonl").exists()
 
 
+def test_a_change_found_after_more_rounds_is_confirmed_by_as_many(tmp_path):
+    [verdict] = verdicts_of(Stage(effect=0.05, sigma=0.06, seed=0), tmp_path)
+    first, second = (read_run(path).rows[0].layer.rounds for path in (tmp_path / "b", tmp_path / "confirm/b"))
+    assert verdict.outcome is Outcome.REGRESSED
+    assert len(first) == len(second) > 10
+    assert not {item.index for item in first} & {item.index for item in second}
+
+
 def test_without_doubling_an_open_case_stays_open(tmp_path):
     [verdict] = verdicts_of(Stage(sigma=0.2), tmp_path, double=False)
     assert (verdict.outcome, verdict.evidence.estimate.count) == (Outcome.INCONCLUSIVE, 10)
