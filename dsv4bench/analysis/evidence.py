@@ -42,21 +42,34 @@ def paired_evidence(base: Timing, new: Timing) -> Evidence | None:
     )
 
 
-def stored_evidence(history: Sequence[Timing], new: Timing) -> Evidence:
+def stored_evidence(
+    history: Sequence[Timing], new: Timing, cards: Sequence[str | None] = (), card: str | None = None
+) -> Evidence:
     """Compare one run with the runs stored before it, oldest first.
 
-    The base is the geometric mean of their medians.
+    The base is the geometric mean of their medians. Cards of one model differ by more than runs on one of them, and a
+    second run on the same card differs in the same way. So a run on a card that no stored run comes from is held
+    against the newest run of each card: there are as many observations as cards.
+
+    Args:
+        history: the stored times.
+        new: the time of the run under test.
+        cards: the card of each stored run; empty or None where it is unknown.
+        card: the card of the run under test.
     """
     logs = [math.log(timing.median) for timing in history]
+    elsewhere = card is not None and bool(cards) and card not in cards and None not in cards
+    observed = list(dict(zip(cards, logs, strict=True)).values()) if elsewhere else logs
     cycles = [clocked for timing in history if (clocked := _mean_log_cycles(timing)) is not None]
     new_cycles = _mean_log_cycles(new)
     return Evidence(
-        estimate=prediction(logs, math.log(new.median)),
-        base=math.exp(fmean(logs)),
+        estimate=prediction(observed, math.log(new.median)),
+        base=math.exp(fmean(observed)),
         new=new.median,
         rounds=len(new.rounds),
         cycles=new_cycles - fmean(cycles) if cycles and new_cycles is not None else None,
-        stored=True,
+        stored=len(history),
+        cards=len(observed) if elsewhere else None,
     )
 
 

@@ -7,6 +7,7 @@ from dsv4bench.analysis.evidence import paired_evidence, stored_evidence, timing
 from dsv4bench.analysis.memory_verdict import judge_memory
 from dsv4bench.analysis.pairing import (
     Pair,
+    card_of,
     case_differences,
     contract_differences,
     fingerprint_differences,
@@ -41,13 +42,35 @@ class Findings:
 
 @dataclass(frozen=True)
 class _Past:
-    """One earlier measurement of a case, and what sets its machine apart (empty: nothing)."""
+    """One earlier measurement of a case.
+
+    Attributes:
+        pair: the case then and now.
+        machine: what sets its machine apart (empty: nothing).
+        card: the card it was measured on, None where that is unknown.
+    """
 
     pair: Pair
     machine: str
+    card: str | None
 
     def timing(self, metric: str) -> Timing | None:
         return dict(timings(self.pair.base)).get(metric)
+
+
+@dataclass(frozen=True)
+class _New:
+    """A row of the run under test.
+
+    Attributes:
+        row: the row.
+        card: the card it was measured on, None where that is unknown.
+        interleaved: whether its base was measured in the same rounds.
+    """
+
+    row: Row
+    card: str | None
+    interleaved: bool
 
 
 def interleaved(base: Sequence[Run], new: Run) -> bool:
@@ -64,19 +87,19 @@ def examine(base: Sequence[Run], new: Run) -> Findings:
         new: the run under test.
     """
     findings = Findings()
-    machines = [fingerprint_differences(run.manifest, new.manifest) for run in base]
+    machines = [(fingerprint_differences(run.manifest, new.manifest), card_of(run.manifest)) for run in base]
     matchings = [match(run.rows, new.rows) for run in base]
-    paired = interleaved(base, new)
+    paired, card = interleaved(base, new), card_of(new.manifest)
     versions = version_differences(base[-1].manifest, new.manifest)
     for row in new.rows:
         past = [
-            _Past(pair, machine)
-            for machine, matching in zip(machines, matchings, strict=True)
+            _Past(pair, machine, card)
+            for (machine, card), matching in zip(machines, matchings, strict=True)
             for pair in matching.pairs
             if pair.new is row
         ]
         reshaped = [pair for matching in matchings for pair in matching.reshaped if pair.new is row]
-        _examine_row(findings, row, past, reshaped, paired)
+        _examine_row(findings, _New(row, card, paired), past, reshaped)
         renamed = bool(past) and past[-1].pair.renamed
         findings.remarks[row.case_id] = (*[Reason.VERSION_DIFFERS] * bool(versions), *[Reason.RENAMED] * renamed)
         if renamed:
@@ -94,8 +117,9 @@ def examine(base: Sequence[Run], new: Run) -> Findings:
     return findings
 
 
-def _examine_row(findings: Findings, row: Row, past: Sequence[_Past], reshaped: Sequence[Pair], paired: bool) -> None:
+def _examine_row(findings: Findings, new: _New, past: Sequence[_Past], reshaped: Sequence[Pair]) -> None:
     """Add what is known about one row of the run."""
+    row = new.row
     measured_before = any(item.pair.base.status is Status.OK for item in past)
     if row.status is not Status.OK and (row.status not in NOT_RUNNABLE or measured_before):
         detail = f"{row.status.value}: {row.reason}"
@@ -110,7 +134,7 @@ def _examine_row(findings: Findings, row: Row, past: Sequence[_Past], reshaped: 
     else:
         findings.verdicts += judge_memory(past[-1].pair, same_machine=not past[-1].machine)
         for metric, timing in timings(row):
-            result = _time(row, metric, timing, past, paired)
+            result = _time(new, metric, timing, past)
             if isinstance(result, Verdict):
                 findings.verdicts.append(result)
             else:
@@ -126,8 +150,9 @@ def _without_base(row: Row, past: Sequence[_Past]) -> Verdict:
     return _plain(row, Outcome.FAILED, Reason.MEASUREMENT_FAILED, detail)
 
 
-def _time(row: Row, metric: str, timing: Timing, past: Sequence[_Past], paired: bool) -> Verdict | Evidence:
+def _time(new: _New, metric: str, timing: Timing, past: Sequence[_Past]) -> Verdict | Evidence:
     """Evidence on one time of a row, or the verdict that there can't be any."""
+    row = new.row
     measured = [item for item in past if item.timing(metric) is not None]
     if not measured:
         return _plain(row, Outcome.INCONCLUSIVE, Reason.NO_BASELINE, metric=metric)
@@ -140,11 +165,12 @@ def _time(row: Row, metric: str, timing: Timing, past: Sequence[_Past], paired: 
     if not alike:
         detail = contract_differences(here[-1].pair.base.contract, row.contract)
         return _plain(row, Outcome.INCOMPARABLE, Reason.CONTRACT_DIFFERS, detail, metric)
-    history = [before for item in alike if (before := item.timing(metric)) is not None]
+    found = [(before, item.card) for item in alike if (before := item.timing(metric)) is not None]
+    history, cards = [before for before, _ in found], [card for _, card in found]
     if any(median <= 0 for side in (*history, timing) for median in _medians(side)):
         return _plain(row, Outcome.FAILED, Reason.MEASUREMENT_FAILED, "the timer read zero", metric)
-    if not paired:
-        return stored_evidence(history, timing)
+    if not new.interleaved:
+        return stored_evidence(history, timing, cards, new.card)
     evidence = paired_evidence(history[0], timing)
     if evidence is None:
         return _plain(row, Outcome.FAILED, Reason.MEASUREMENT_FAILED, "fewer than two rounds have both sides", metric)

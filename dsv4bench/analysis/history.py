@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from dsv4bench.analysis.evidence import timings
-from dsv4bench.analysis.pairing import fingerprint_differences
+from dsv4bench.analysis.pairing import card_of, fingerprint_differences
 from dsv4bench.analysis.reason import MINIMUM_HISTORY
 from dsv4bench.analysis.statistics import mean_and_deviation, t_quantile
 from dsv4bench.results.row import Status
@@ -24,6 +24,7 @@ class Series:
         started: when each run started, ISO 8601, oldest first.
         medians: median of each run, seconds.
         excluded: stored runs left out: other hardware or another contract.
+        cards: how many cards the runs come from; None where a run doesn't say.
     """
 
     case_id: str
@@ -32,6 +33,7 @@ class Series:
     started: tuple[str, ...]
     medians: tuple[float, ...]
     excluded: int
+    cards: int | None = None
 
     @property
     def median(self) -> float:
@@ -69,6 +71,7 @@ def series(runs: Sequence[Run]) -> list[Series]:
     for row in newest.rows:
         for metric, _ in timings(row):
             points: list[tuple[str, float]] = []
+            cards: set[str | None] = set()
             for run in runs:
                 same = next((item for item in run.rows if item.case_id == row.case_id), None)
                 if same is None or same.status is not Status.OK:
@@ -79,6 +82,8 @@ def series(runs: Sequence[Run]) -> list[Series]:
                 )
                 if timing is not None and comparable:
                     points.append((run.manifest.started, timing.median))
+                    cards.add(card_of(run.manifest))
             started, medians = zip(*points, strict=True)
-            found.append(Series(row.case_id, metric, row.label, started, medians, len(runs) - len(points)))
+            left_out, known = len(runs) - len(points), None if None in cards else len(cards)
+            found.append(Series(row.case_id, metric, row.label, started, medians, left_out, known))
     return found

@@ -95,6 +95,12 @@ def fingerprint(manifest: Manifest) -> dict[str, object]:
     }
 
 
+def card_of(manifest: Manifest) -> str | None:
+    """The very card a run was measured on, by its UUID; None on a CPU, whose machine has no name here."""
+    gpu = manifest.environment.gpu
+    return gpu.uuid if gpu is not None and manifest.device != "cpu" else None
+
+
 def fingerprint_differences(base: Manifest, new: Manifest) -> str:
     """What sets two machines apart, in words; empty if they may be compared."""
     before, after = fingerprint(base), fingerprint(new)

@@ -23,6 +23,7 @@ class Reason(StrEnum):
     NOT_SIGNIFICANT = "not_significant_among_cases"
     TOO_NOISY = "too_noisy"
     INSUFFICIENT_HISTORY = "insufficient_history"
+    OTHER_CARD = "other_card"
     CONTRACT_DIFFERS = "contract_differs"
     FINGERPRINT_DIFFERS = "fingerprint_differs"
     SHAPE_CHANGED = "shape_changed"
@@ -51,6 +52,7 @@ MEANING = {
     Reason.NOT_SIGNIFICANT: "not significant once every gated case is counted (Holm)",
     Reason.TOO_NOISY: "identical code differs by more than can be gated here, and the change is no clearer than that",
     Reason.INSUFFICIENT_HISTORY: f"fewer than {MINIMUM_HISTORY} comparable stored runs",
+    Reason.OTHER_CARD: "no stored run comes from this card, so the spread between cards counts, not that between runs",
     Reason.CONTRACT_DIFFERS: "the sides were measured under different contracts",
     Reason.FINGERPRINT_DIFFERS: "the sides were measured on different hardware",
     Reason.SHAPE_CHANGED: "the case has the same name and another definition",

@@ -79,7 +79,8 @@ class Evidence:
         new: median of the new side, seconds.
         rounds: rounds of the new side.
         cycles: mean of ln(new / base) in SM clock cycles; None where no clock is known.
-        stored: True if the base is a history of stored runs, False if both sides were measured in the same rounds.
+        stored: how many stored runs the base is; None if both sides were measured in the same rounds.
+        cards: how many cards those came from, where the new side was measured on none of them; else None.
     """
 
     estimate: Estimate
@@ -87,7 +88,8 @@ class Evidence:
     new: float
     rounds: int
     cycles: float | None = None
-    stored: bool = False
+    stored: int | None = None
+    cards: int | None = None
 
     @property
     def absolute(self) -> float:
@@ -157,7 +159,7 @@ def judge(subject: Subject, evidence: Evidence, limits: Limits, adjusted_p: floa
     """
 
     def verdict(outcome: Outcome, *reasons: Reason) -> Verdict:
-        notes = () if evidence.cycles is not None else (Reason.NO_CLOCK,)
+        notes = [Reason.OTHER_CARD] * (evidence.cards is not None) + [Reason.NO_CLOCK] * (evidence.cycles is None)
         return Verdict(subject, outcome, (*reasons, *notes), evidence, limits, base=evidence.base, new=evidence.new)
 
     if (obstacle := why_not_gated(evidence, limits)) is not None:
@@ -173,7 +175,7 @@ def judge(subject: Subject, evidence: Evidence, limits: Limits, adjusted_p: floa
 
 def why_not_gated(evidence: Evidence, limits: Limits) -> Reason | None:
     """Why a subject can't be gated whatever it reads; None if it can."""
-    if evidence.stored and evidence.estimate.count < MINIMUM_HISTORY:
+    if evidence.stored is not None and evidence.stored < MINIMUM_HISTORY:
         return Reason.INSUFFICIENT_HISTORY
     return Reason.TOO_NOISY if limits.too_noisy and not _beyond_noise(evidence, limits) else None
 

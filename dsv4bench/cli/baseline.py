@@ -146,6 +146,7 @@ def _shown(item: Series) -> Record:
         "case": item.label,
         "metric": item.metric,
         "runs": len(item.medians),
+        "cards": item.cards,
         "left out": item.excluded,
         "median": item.median,
         "next run within": item.prediction_half_width,

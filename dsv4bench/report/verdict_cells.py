@@ -93,7 +93,9 @@ def explanation(verdict: Verdict) -> list[str]:
     lines = []
     if (evidence := verdict.evidence) is not None and (limits := verdict.limits) is not None:
         estimate = evidence.estimate
-        what = f"{estimate.count} stored runs" if evidence.stored else f"{estimate.count} interleaved rounds"
+        what = f"{evidence.rounds} interleaved rounds" if evidence.stored is None else f"{evidence.stored} stored runs"
+        if evidence.cards is not None:
+            what += f" of {evidence.cards} other card{'s' if evidence.cards != 1 else ''}"
         lines.append(
             f"{seconds(evidence.base)} → {seconds(evidence.new)}: {change(estimate.effect)}, "
             f"95 % interval {interval_of(verdict)} over {what}, p = {estimate.p_value:.2g}"

@@ -33,7 +33,7 @@ def verdict_record(verdict: Verdict) -> dict[str, Any]:
             "upper": estimate.upper if bounded else None,
             "p_value": estimate.p_value,
             "observations": estimate.count,
-            "against": "stored runs" if verdict.evidence.stored else "interleaved rounds",
+            "against": "interleaved rounds" if verdict.evidence.stored is None else "stored runs",
         }
     if verdict.limits is not None:
         record |= {"tolerance": verdict.limits.tolerance, "floor": verdict.limits.floor}

@@ -1,8 +1,12 @@
+import math
+
 import pytest
 
 from dsv4bench.analysis.examine import Findings, examine
+from dsv4bench.analysis.gate import settle
 from dsv4bench.analysis.reason import Reason
-from dsv4bench.analysis.verdict import Outcome
+from dsv4bench.analysis.statistics import prediction
+from dsv4bench.analysis.verdict import PRESETS, Outcome
 from dsv4bench.results.manifest import PlannedCase
 from dsv4bench.results.row import StageRow, Status
 from tests.dsv4bench.stored_runs import CONTRACT, H200, around, base_run, row, run, shuffled, timing
@@ -73,6 +77,40 @@ def test_stored_runs_of_other_hardware_and_contract_are_left_out_of_the_history(
     [evidence] = examine(history, run([SAME], "new", 11)).evidence.values()
     assert evidence.estimate.count == 8
     assert evidence.estimate.effect == pytest.approx(0)
+
+
+def on_cards(*medians: tuple[str, float]):
+    """Stored runs, each on a card, oldest first."""
+    return [
+        run([row("case", [median] * 3)], f"run{day}", day, gpu=H200.model_copy(update={"uuid": card}))
+        for day, (card, median) in enumerate(medians, 1)
+    ]
+
+
+FOUR_CARDS = [
+    (f"GPU-{index % 4}", 1e-4 * (1 + 0.01 * (index % 4 - 1.5) + 0.001 * (index // 4 - 0.5))) for index in range(8)
+]
+
+
+def test_a_run_on_a_card_of_the_history_is_held_against_its_runs():
+    [new] = on_cards(("GPU-1", 1e-4))
+    [evidence] = examine(on_cards(*FOUR_CARDS), new).evidence.values()
+    assert (evidence.stored, evidence.cards, evidence.estimate.count) == (8, None, 8)
+
+
+def test_a_run_on_a_card_without_history_is_held_against_the_newest_run_of_each_card():
+    [new] = on_cards(("GPU-9", 1e-4))
+    [evidence] = examine(on_cards(*FOUR_CARDS), new).evidence.values()
+    assert (evidence.stored, evidence.cards, evidence.estimate.count) == (8, 4, 4)
+    newest = [math.log(median) for _, median in FOUR_CARDS[4:]]
+    assert evidence.estimate.half_width == pytest.approx(prediction(newest, math.log(1e-4)).half_width)
+
+
+def test_eight_runs_of_one_card_say_nothing_of_another_card():
+    history, [new] = on_cards(*[("GPU-0", 1e-4 + day * 1e-8) for day in range(8)]), on_cards(("GPU-9", 1.04e-4))
+    [verdict] = settle(examine(history, new).evidence, lambda *_: PRESETS["default"])
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert Reason.OTHER_CARD in verdict.reasons
 
 
 @pytest.mark.parametrize("status", [Status.INCORRECT, Status.RUNTIME_ERROR, Status.TIMEOUT, Status.INVALID_RATE])

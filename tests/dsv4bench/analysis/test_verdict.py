@@ -26,7 +26,7 @@ DEFAULT = PRESETS["default"]
 
 def evidence(effect: float, half_width: float = 0.005, *, base: float = 100e-6, **changes) -> Evidence:
     log = math.log1p(effect)
-    fields = {"cycles": log, "stored": False, "count": 10} | changes
+    fields = {"cycles": log, "count": 10} | changes
     estimate = Estimate(log, half_width, 0.0 if abs(log) > half_width else 0.5, fields.pop("count"))
     return Evidence(estimate, base, base * (1 + effect), rounds=10, **fields)
 
@@ -76,9 +76,9 @@ def test_a_change_that_is_not_significant_among_all_cases_is_no_regression():
 
 
 def test_seven_stored_runs_are_never_a_pass():
-    outcome, reasons = verdict_on(evidence(0.0, stored=True, count=7))
+    outcome, reasons = verdict_on(evidence(0.0, stored=7, count=7))
     assert (outcome, reasons) == (Outcome.INCONCLUSIVE, (Reason.INSUFFICIENT_HISTORY,))
-    assert verdict_on(evidence(0.0, stored=True, count=8))[0] is Outcome.PASS
+    assert verdict_on(evidence(0.0, stored=8, count=8))[0] is Outcome.PASS
 
 
 @pytest.mark.parametrize(
