@@ -144,6 +144,7 @@ def account(
         if engine is None:
             raise UserError("capacity needs an allocator: give --engine, such as --engine vllm")
         capacity = engine.capacity(deployment, budget.available_bytes if budget else 0, num_blocks)
+        notes += capacity.notes
     return Account(
         deployment, context, engine, view_of(deployment, engine, context), other, capacity, budget, measured_bytes,
         tuple(notes),
@@ -243,7 +244,10 @@ def _capacity_json(account: Account) -> dict[str, Any]:
         "dp": d.dp,
         "total_concurrency": got.concurrency * d.dp,
         "largest_context": got.largest_context,
+        "in_flight_tokens": got.in_flight_tokens,
         "in_flight_share": got.in_flight_share,
+        "decoding_requests": got.decoding_requests,
+        "bound_by": got.bound_by or None,
         "group_blocks": got.group_blocks or None,
         "bytes_per_block": got.bytes_per_block,
         "engine_bytes_per_token": got.bytes_per_token,

@@ -94,10 +94,12 @@ def _vllm(log: ServerLog, shape: ModelShape) -> Comparison:
         layout="flashinfer" if log.flashinfer else "flashmla",
         indexer="fp4" if log.fp4 else "fp8",
         mtp=log.integer("drafts") or 0,
+        pp=log.integer("pp") or 1,
     )
     version = log.found.get("version")
     engine, plan, findings, inferred = _best(log, base, [version] if version else list(GENERATIONS[::-1]))
     title = f"{engine.title}, {shape.name}, {plan.layout}, indexer {plan.indexer}, max_model_len {length:,}"
+    title += f", {plan.pp} pipeline stages" if plan.pp > 1 else ""
     lines = [f"{_how_known(findings)}: {text}" for text in inferred]
     lines.append(f"tokens in flight: {engine.in_flight(plan):,}")
     if "num_blocks" not in log.found and "available_gib" in log.found:
@@ -124,7 +126,7 @@ def _best(log: ServerLog, base: Deployment, versions: list[str]) -> _Candidate:
 def _vllm_candidates(log: ServerLog, base: Deployment, versions: list[str]) -> Iterator[_Candidate]:
     batched = log.integer("batched_tokens")
     steps = [batched] if batched else list(STEP_TOKENS)
-    scheduling = [True] if log.async_scheduling else [False, True]
+    scheduling = [False, True] if log.async_scheduling is None else [log.async_scheduling]
     drafts = [base.mtp] if "drafts" in log.found or not base.shape.mtp_layers else [0, 1]
     for name, mtp, step, async_scheduling in product(versions, drafts, steps, scheduling):
         engine = engine_named(f"vllm@{name}")
@@ -133,7 +135,7 @@ def _vllm_candidates(log: ServerLog, base: Deployment, versions: list[str]) -> I
         inferred = [] if "version" in log.found else [f"vLLM generation {engine.generation}: the log names no version"]
         if not batched:
             inferred.append(f"max_num_batched_tokens {step:,}: the log does not say")
-        if async_scheduling and not log.async_scheduling and engine.generation == "packed":
+        if async_scheduling and log.async_scheduling is None and engine.generation == "packed":
             inferred.append("async scheduling: the log does not say")
         if mtp and "drafts" not in log.found:
             inferred.append("an MTP layer: the log does not say")

@@ -8,8 +8,8 @@ from dsv4bench.errors import UserError
 from dsv4bench.model.config import load_shape
 from dsv4bench.model.shape import PRESETS, ModelShape
 
-_NUMBER = r"([\d,]+)"
-_DECIMAL = r"([\d.]+)"
+_NUMBER = r"(\d[\d,]*)"
+_DECIMAL = r"(\d+(?:\.\d+)?)"
 PATTERNS = {
     "version": r"vLLM[^\n]{0,40}?\bv?(\d+\.\d+(?:\.\d+)?)|LLM engine \(v(\d+\.\d+(?:\.\d+)?)",
     "model": r"model(?:_path|_tag)?'?\s*[=:]\s*['\"]?([^'\",\s)]+)",
@@ -19,6 +19,7 @@ PATTERNS = {
     "concurrency": rf"Maximum concurrency for [\d,]+ tokens per request: {_DECIMAL}x",
     "num_blocks": rf"(?:num_gpu_blocks(?: is)?|# GPU blocks)\s*[:=]\s*{_NUMBER}",
     "batched_tokens": rf"max_num_batched_tokens'?\s*[=:]\s*{_NUMBER}",
+    "pp": r"pipeline_parallel_size'?\s*[=:]\s*(\d+)",
     "drafts": r"num_(?:speculative|spec)_tokens['\"]?\s*[=:]\s*(\d+)",
     "sglang_per_token": rf"bytes_per_full_token={_DECIMAL}",
     "sglang_available_gib": rf"available_bytes={_DECIMAL} GB",
@@ -39,7 +40,7 @@ class ServerLog:
         path: the file.
         engine: ``vllm`` or ``sglang``.
         found: matched text by name of `PATTERNS`.
-        async_scheduling: whether vLLM says so.
+        async_scheduling: whether vLLM schedules asynchronously; None where it does not say.
         flashinfer: whether a FlashInfer sparse backend is named.
         fp4: whether an fp4 indexer cache is named.
     """
@@ -47,7 +48,7 @@ class ServerLog:
     path: Path
     engine: str
     found: dict[str, str]
-    async_scheduling: bool
+    async_scheduling: bool | None
     flashinfer: bool
     fp4: bool
 
@@ -104,9 +105,14 @@ def read_log(path: Path) -> ServerLog:
         path=path,
         engine=engine,
         found=found,
-        async_scheduling=bool(
-            re.search(r"[Aa]sync(hronous)? scheduling is enabled|async_scheduling'?\s*[=:]\s*True", text)
-        ),
+        async_scheduling=_async_scheduling(text),
         flashinfer=bool(re.search(r"FLASHINFER\w*SPARSE|FlashInfer\w* sparse", text)),
         fp4=bool(re.search(r"(mx)?fp4 indexer", text, re.IGNORECASE)),
     )
+
+
+def _async_scheduling(text: str) -> bool | None:
+    said = re.search(r"[Aa]sync(?:hronous)? scheduling is (enabled|disabled)", text)
+    given = re.search(r"async_scheduling'?\s*[=:]\s*(True|False)", text)
+    word = said or given
+    return word[1] in ("enabled", "True") if word else None

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from dsv4bench.errors import UserError
 from dsv4bench.memory.allocator import OutOfBlocksError
 from dsv4bench.memory.layout import CacheLayout
 from dsv4bench.memory.page import BLOCK_TOKENS
@@ -151,7 +152,13 @@ def simulate(
         rates: speed of the server.
         retention: interval in tokens; 0 keeps the last boundary of each prompt.
         drafts: whether draft tokens are made.
+
+    Raises:
+        UserError: a window longer than the segments in which prefixes are reused.
     """
+    widest = max(group.window for group in layout.groups)
+    if widest > BLOCK_TOKENS:
+        raise UserError(f"--simulate replays windows of up to {BLOCK_TOKENS} tokens; this model's is {widest:,}")
     blocks = UNLIMITED if num_blocks is None else num_blocks
     dense, retained = (
         replay(requests, RunAllocator(layout.groups, blocks, retention=kept, drafts=drafts), rates)

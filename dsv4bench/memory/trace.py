@@ -1,6 +1,7 @@
 """Requests to replay: read from a JSONL trace, or drawn from a built-in mix."""
 
 import json
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,6 +10,9 @@ from typing import Any
 
 from dsv4bench.errors import UserError
 from dsv4bench.memory.page import BLOCK_TOKENS
+
+MOST_TOKENS = 2**30
+"""Tokens of a prompt or an answer above this are taken for mistakes: each 256 of them are an object in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,26 +79,55 @@ def _parse(line: str, where: str, number: int, identities: _Identities) -> Trace
         raise UserError(f"{where}: a request is a JSON object with arrival, prompt and output")
     if "input_length" in fields:
         fields = {
-            "arrival": fields.get("timestamp", 0) / 1000, "prompt": fields["input_length"],
+            "arrival": _number(fields, "timestamp", where, default=0) / 1000, "prompt": fields["input_length"],
             "output": fields.get("output_length"), "hash_ids": fields.get("hash_ids"),
         }  # fmt: skip
-    for name, least in (("arrival", 0), ("prompt", 1), ("output", 0)):
-        value = fields.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
-            raise UserError(f"{where}: {name} must be a number of at least {least}, got {value!r}")
-    prompt, output = int(fields["prompt"]), int(fields["output"])
-    return TraceRequest(float(fields["arrival"]), prompt, output, _content(fields, prompt + output, number, identities))
+    _check_sharing(fields, where)
+    fields |= {name: _tokens(fields, name, where, least) for name, least in (("prompt", 1), ("output", 0))}
+    tokens = fields["prompt"] + fields["output"]
+    return TraceRequest(
+        float(_number(fields, "arrival", where)), fields["prompt"], fields["output"],
+        _content(fields, tokens, number, identities),
+    )  # fmt: skip
+
+
+def _check_sharing(fields: dict[str, Any], where: str) -> None:
+    """Refuse what cannot say which requests share tokens."""
+    for name in ("session", "system"):
+        if not isinstance(fields.get(name), str | int | None):
+            raise UserError(f"{where}: {name} must be a text or a whole number, got {fields[name]!r}")
+    hashes = fields.get("hash_ids")
+    if hashes is not None and not (isinstance(hashes, list) and all(isinstance(each, str | int) for each in hashes)):
+        raise UserError(f"{where}: hash_ids must be a list of numbers, got {hashes!r}")
+    if (fields.get("system") is None) != (fields.get("system_tokens") is None):
+        raise UserError(f"{where}: system and system_tokens go together: which prompt is shared, and how long it is")
+    if fields.get("system") is not None:
+        fields["system_tokens"] = _tokens(fields, "system_tokens", where, 0)
+
+
+def _number(fields: dict[str, Any], name: str, where: str, least: int = 0, default: int | None = None) -> float:
+    value = fields.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
+        raise UserError(f"{where}: {name} must be a number of at least {least}, got {value!r}")
+    return value
+
+
+def _tokens(fields: dict[str, Any], name: str, where: str, least: int) -> int:
+    value = _number(fields, name, where, least)
+    if value != int(value) or value > MOST_TOKENS:
+        raise UserError(f"{where}: {name} must be a whole number of at most {MOST_TOKENS:,} tokens, got {value!r}")
+    return int(value)
 
 
 def _content(fields: dict[str, Any], tokens: int, number: int, identities: _Identities) -> tuple[int, ...]:
     segments = tokens // BLOCK_TOKENS
     if fields.get("hash_ids"):
         known = [identities.of(("hash", value), half, half + 1)[0] for value in fields["hash_ids"] for half in (0, 1)]
-        known = known[: int(fields["prompt"]) // BLOCK_TOKENS]
+        known = known[: fields["prompt"] // BLOCK_TOKENS]
         return (*known, *identities.of(("request", number), len(known), segments))
     shared = 0
     if fields.get("system") is not None:
-        shared = min(segments, int(fields.get("system_tokens", 0)) // BLOCK_TOKENS)
+        shared = min(segments, fields["system_tokens"] // BLOCK_TOKENS)
     owner = ("session", fields["session"]) if fields.get("session") is not None else ("request", number)
     return identities.of(("system", fields.get("system")), 0, shared) + identities.of(owner, shared, segments)
 

@@ -76,10 +76,14 @@ class Capacity:
         bytes_per_block: bytes of one.
         blocks_per_request: blocks admission charges for one request.
         group_blocks: the same by group.
-        in_flight_share: share of those that is charged for tokens in flight and not held while decoding.
+        in_flight_tokens: tokens in flight that it charges for.
+        in_flight_share: share of those blocks that is charged for them and not held while decoding.
+        decoding_requests: requests of that length that can decode at once while one of them is being admitted.
         bytes_per_token: bytes per token of the pool, where an engine counts so.
         pools: further pool sizes in tokens, by name.
+        bound_by: which of them holds the fewest requests of that length.
         terms: the arithmetic, a line each, with the numbers put in.
+        notes: sentences a reader of these figures should see.
     """
 
     available_bytes: int
@@ -91,7 +95,11 @@ class Capacity:
     bytes_per_block: int | None = None
     blocks_per_request: int | None = None
     group_blocks: dict[str, int] = field(default_factory=dict)
+    in_flight_tokens: int | None = None
     in_flight_share: float | None = None
+    decoding_requests: int | None = None
     bytes_per_token: float | None = None
     pools: dict[str, int] = field(default_factory=dict)
+    bound_by: str = ""
     terms: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()

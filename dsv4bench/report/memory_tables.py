@@ -218,7 +218,7 @@ def _summary(account: Account) -> list[str]:
     if base is not None and account.ratio is not None:
         lines.append(
             f"{three_digits(view.ideal.total)} against {three_digits(base.ideal.total)} for {base.shape.name} "
-            f"({precision_label(base)}): {account.ratio:.1f}× less"
+            f"({precision_label(base)}): {_times(account.ratio)}"
         )
     lines.append(f"{view.bytes_per_token:,.0f} B per token + {three_digits(view.fixed_bytes)} fixed (ideal)")
     if view.state_bytes:
@@ -227,6 +227,7 @@ def _summary(account: Account) -> list[str]:
         held, ranks = view.engine.total, account.deployment.dcp
         extra = held * ranks / view.ideal.total - 1 if view.ideal.total else 0.0
         each = f" on each of {ranks} dcp ranks" if ranks > 1 else ""
+        each += f" over {account.deployment.pp} pipeline stages" if account.deployment.pp > 1 else ""
         size = f"{three_digits(held)} ({held:,} B){each}"
         lines.append(f"a decoding request holds {size}, {100 * extra:+.1f} % over the ideal")
         if view.engine.buffers:
@@ -242,6 +243,11 @@ def _summary(account: Account) -> list[str]:
     return lines
 
 
+def _times(ratio: float) -> str:
+    """How much less the model takes than its baseline, or how much more."""
+    return f"{ratio:.1f}× less" if ratio >= 1 else f"{1 / ratio:.1f}× more"
+
+
 def _capacity(account: Account, got: Capacity) -> Section:
     d = account.deployment
     rows: list[tuple[str, ...]] = []
@@ -250,12 +256,14 @@ def _capacity(account: Account, got: Capacity) -> Section:
         by_group = ", ".join(f"{name} {count:,}" for name, count in got.group_blocks.items())
         rows.append(("blocks per request", f"{got.blocks_per_request:,}", by_group))
     if got.in_flight_share is not None:
-        why = "charged at admission, not held while decoding"
+        why = f"{got.in_flight_tokens:,} tokens, charged at admission, not held while decoding"
         rows.append(("of these for tokens in flight", f"{100 * got.in_flight_share:.0f} %", why))
     if got.bytes_per_token is not None:
         rows.append(("bytes per full token", f"{got.bytes_per_token:,.2f}", "over all pools"))
         rows += [(f"{name} tokens", f"{count:,}", "") for name, count in got.pools.items()]
-    rows.append(("concurrency", f"{got.concurrency:.2f}×", f"requests of {format_tokens(got.max_model_len)}"))
+    bound = f", bound by {got.bound_by} tokens" if got.bound_by else ""
+    size = format_tokens(got.max_model_len)
+    rows.append(("concurrency", f"{got.concurrency:,.2f}×", f"requests of {size}{bound}"))
     if got.num_blocks is not None:
         rows.append(
             ("KV cache tokens", f"{got.kv_cache_tokens:,}", "derived: concurrency × max_model_len; vLLM logs it")
@@ -268,9 +276,11 @@ def _capacity(account: Account, got: Capacity) -> Section:
     lines = (
         _fitting(got, d.dp),
         *_uncounted(account.budget),
-        f"figures are per GPU and dp rank: KV is replicated over tp {d.tp}, split over dp {d.dp}",
+        *_decoding(got, d.dp),
+        f"figures are per GPU and dp rank: KV is replicated over tp {d.tp}, split over dp {d.dp}"
+        + (f", its layers split over pp {d.pp}" if d.pp > 1 else ""),
     )
-    title = f"Capacity for requests of {format_tokens(got.max_model_len)}"
+    title = f"Capacity for requests of {size}"
     if account.budget is not None:
         title += f" in {three_digits(got.available_bytes)} per GPU"
     return Section(title, ("", "value", "of what"), tuple(rows), lines=lines)
@@ -285,6 +295,14 @@ def _fitting(got: Capacity, dp: int) -> str:
         return f"a request of {size} does not fit, the longest that does has {got.largest_context:,} tokens"
     each = f": {count:,} on each of {dp} dp ranks" if dp > 1 else ""
     return f"{count * dp:,} request{'s' if count * dp > 1 else ''} of {size} fit{'' if count * dp > 1 else 's'}{each}"
+
+
+def _decoding(got: Capacity, dp: int) -> tuple[str, ...]:
+    """How many decode at once, where admission charges for more than a request keeps."""
+    if got.decoding_requests is None or got.decoding_requests <= int(got.concurrency):
+        return ()
+    each = f", {got.decoding_requests:,} on each of {dp} dp ranks" if dp > 1 else ""
+    return (f"decoding, {got.decoding_requests * dp:,} fit{each}: each gives back the charge for tokens in flight",)
 
 
 def _uncounted(budget: Budget | None) -> tuple[str, ...]:

@@ -106,8 +106,7 @@ class Sglang:
     def usage(self, deployment: Deployment, context: int) -> Usage:
         """Pages of one request in every pool: full pages, and at most two pages of window and ring state."""
         page = PAGE_TOKENS[deployment.shape.family]
-        full = -(-context // page) * page
-        near = min(full, 2 * page)
+        full, near = _request_tokens(context, page)
         layers = tuple(
             self._layer_bytes(deployment, index, kind, context, full, near)
             for index, kind in enumerate(deployment.layers)
@@ -134,16 +133,22 @@ class Sglang:
                 "c4": full // 4,
                 "c128": full // 128,
             }
+        need, near = _request_tokens(d.max_model_len, page)
+        fits = {"full": Fraction(full, need)} | ({"swa": Fraction(pools["swa"], near)} if d.shape.is_v4 else {})
+        scarce = min(fits, key=lambda name: fits[name])
         lines = self._token_terms(d)
         pool = f"({available:,} − {d.fixed_state_bytes:,})"
         lines.append(f"full tokens = ⌊{pool} / {float(per_token):,.2f} / {page}⌋·{page} = {full:,}")
         if d.shape.is_v4:
             lines.append(f"swa = ⌊{d.swa_ratio:g}·{full:,}/{page}⌋·{page} = {pools['swa']:,}")
             lines.append(f"c4 = {full:,}//4 = {pools['c4']:,}; c128 = {full:,}//128 = {pools['c128']:,}")
+        share = f"{pools[scarce]:,} {scarce} tokens / {need if scarce == 'full' else near:,} a request"
+        lines.append(f"concurrency = {share} = {float(fits[scarce]):,.2f}")
         return Capacity(
             available_bytes=available,
             max_model_len=d.max_model_len,
-            concurrency=full / d.max_model_len,
+            concurrency=float(fits[scarce]),
+            bound_by=scarce if len(fits) > 1 else "",
             kv_cache_tokens=full,
             largest_context=full,
             bytes_per_token=float(per_token),
@@ -234,6 +239,12 @@ class Sglang:
         near = f"{len(kinds)}·{e} + {n4}·{row4:,}·{c4}/128 + {n128}·{row128:,}·{c128}"
         linear = f"{n4}·({e}/4 + {x}/4) + {n128}·{e}/128"
         return [f"bytes per full token = {linear} + {d.swa_ratio:g}·[{near}] = {float(self.bytes_per_token(d)):,.2f}"]
+
+
+def _request_tokens(context: int, page: int) -> tuple[int, int]:
+    """Tokens of the full and of the window pool that a request takes: whole pages, at most two of the window."""
+    full = -(-context // page) * page
+    return full, min(full, 2 * page)
 
 
 def engine(version: str) -> Sglang:

@@ -12,6 +12,7 @@ from dsv4bench.errors import UserError
 from dsv4bench.memory.deployment import Deployment
 from dsv4bench.memory.engines.vllm_terms import (
     block_count_terms,
+    decoding_term,
     in_flight_term,
     pool_terms,
     request_terms,
@@ -89,11 +90,20 @@ class Vllm:
         return EntryBytes(main, next((size for kind, size in sizes.items() if kind.is_indexer), Fraction(0)))
 
     def in_flight(self, deployment: Deployment) -> int:
-        """Tokens admission charges for: a step's, two steps' with async scheduling (``packed`` only)."""
+        """Tokens admission charges for: those of `steps_in_flight`, unless given."""
         if deployment.in_flight_tokens is not None:
             return deployment.in_flight_tokens
-        doubled = deployment.async_scheduling and self.generation == "packed"
-        return deployment.max_num_batched_tokens * (2 if doubled else 1)
+        return deployment.max_num_batched_tokens * self.steps_in_flight(deployment)
+
+    def steps_in_flight(self, deployment: Deployment) -> int:
+        """Scheduler steps whose tokens admission charges for.
+
+        One before ``packed``. Since then one for each pipeline stage, and two where async scheduling has no stages to
+        fill (``max_concurrent_batches`` of vLLM 0.27.1 with its first model runner).
+        """
+        if self.generation != "packed":
+            return 1
+        return max(deployment.pp, 2 if deployment.async_scheduling else 1)
 
     def usage(self, deployment: Deployment, context: int) -> Usage:
         """Blocks one decoding request holds, attributed to layers; the unused rest of their slabs is shared.
@@ -125,6 +135,7 @@ class Vllm:
         counts = group_blocks(layout, length, flight, deployment.dcp)
         need = self.blocks_per_request(layout, length, flight, deployment.dcp)
         held = self.blocks_per_request(layout, length, deployment.decode_tokens, deployment.dcp)
+        decoding = _decoding_requests(pool, sum(counts.values()), self.blocks_held(deployment, length))
         return Capacity(
             available_bytes=available,
             max_model_len=length,
@@ -135,12 +146,16 @@ class Vllm:
             bytes_per_block=size,
             blocks_per_request=need,
             group_blocks=counts,
+            in_flight_tokens=flight,
             in_flight_share=max(0.0, (need - held) / need),
+            decoding_requests=decoding,
             terms=(
-                f"tokens in flight F = {in_flight_term(deployment, flight)}",
+                f"tokens in flight F = {in_flight_term(deployment, flight, self.steps_in_flight(deployment))}",
                 *block_count_terms(layout, length, flight, deployment.dcp, need),
                 *pool_terms(stage_bytes, available, num_blocks, need, length),
+                decoding_term(pool, sum(counts.values()), self.blocks_held(deployment, length), decoding),
             ),
+            notes=self._capacity_notes(deployment, layout),
         )
 
     def blocks_per_request(self, layout: CacheLayout, length: int, in_flight: int, dcp: int = 1) -> int:
@@ -169,6 +184,13 @@ class Vllm:
         if self.version and _parse_version(self.version) > NEWEST_READ:
             notes.append(f"vLLM {self.version} is newer than what was read (0.33); taken to be alike")
         return tuple(notes)
+
+    def _capacity_notes(self, deployment: Deployment, layout: CacheLayout) -> tuple[str, ...]:
+        """That one step in flight is not what a server does unless told otherwise (vLLM 0.26, 0.27.1)."""
+        by_default = deployment.in_flight_tokens is None and self.steps_in_flight(deployment) == 1
+        if self.generation != "packed" or not by_default or not any(group.window for group in layout.groups):
+            return ()
+        return ("one step is in flight here; vLLM schedules asynchronously by default, with two: --async-scheduling",)
 
     def _stage_bytes(self, deployment: Deployment) -> list[int]:
         """Bytes per block of each pipeline stage."""
@@ -203,6 +225,15 @@ def _parse_version(text: str) -> tuple[int, ...]:
     if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
         return (-1,)
     return int(parts[0]), int(parts[1])
+
+
+def _decoding_requests(pool: int, admitted: int, held: int) -> int:
+    """Requests that decode at once: the last is admitted with what a step may have in flight, the others only hold.
+
+    The scheduler admits a request if the blocks of its prompt are free, those of sliding groups up to what admission
+    charges, and windows give back what they have passed from then on (``KVCacheManager.allocate_slots``, vLLM 0.26).
+    """
+    return 1 + (pool - admitted) // held if pool >= admitted else 0
 
 
 def group_blocks(layout: CacheLayout, context: int, in_flight: int, dcp: int) -> dict[str, int]:

@@ -54,13 +54,21 @@ def pool_terms(
     )
 
 
-def in_flight_term(deployment: Deployment, in_flight: int) -> str:
+def in_flight_term(deployment: Deployment, in_flight: int, steps: int) -> str:
     """Where the tokens in flight come from."""
     if deployment.in_flight_tokens is not None:
         return f"{in_flight:,}, as given"
-    if in_flight == deployment.max_num_batched_tokens:
+    if steps == 1:
         return f"max_num_batched_tokens = {in_flight:,}"
-    return f"{deployment.max_num_batched_tokens:,} · 2 (async scheduling) = {in_flight:,}"
+    why = "async scheduling" if deployment.pp == 1 else "pipeline stages"
+    return f"{deployment.max_num_batched_tokens:,} · {steps} ({why}) = {in_flight:,}"
+
+
+def decoding_term(pool: int, admitted: int, held: int, decoding: int) -> str:
+    """How many requests decode at once, one of them just being admitted."""
+    if pool < admitted:
+        return f"decoding at once: {pool:,} blocks do not admit one of {admitted:,}"
+    return f"decoding at once = 1 + ⌊({pool:,} − {admitted:,}) / {held:,}⌋ = {decoding:,}"
 
 
 def _block_bytes_terms(layout: CacheLayout) -> tuple[str, ...]:

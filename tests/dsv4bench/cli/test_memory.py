@@ -286,6 +286,29 @@ def test_measuring_is_printed_beside_ideal_and_engine() -> None:
     assert found["measured_bytes"] == pytest.approx(found["engine_bytes"], rel=0.1)
 
 
+def test_more_requests_decode_at_once_than_admission_counts() -> None:
+    flags = ("--engine", "vllm", "--model", "v4-flash", "--ctx", "128K", "--num-blocks", "100000")
+    admitted, held = 512 + 2 * 131 + 2051 + 1041, 512 + 9 + 17  # full, two windows, c4 state, c128 state
+    fits = 1 + (100_000 - admitted) // held
+    assert f"\ndecoding, {fits} fit: each gives back the charge for tokens in flight\n" in text(*flags)
+    assert f"\ndecoding, {2 * fits} fit, {fits} on each of 2 dp ranks: each" in text(*flags, "--dp", "2")
+    found = load(*flags)
+    assert (found["decoding_requests"], found["in_flight_tokens"]) == (fits, 8192)
+    assert "decoding," not in text(*flags[:4], "--ctx", "128K", "--num-blocks", "4000")
+
+
+def test_figures_of_pipeline_stages_say_that_they_are_over_all_of_them() -> None:
+    found = text("--engine", "vllm", "--model", "v4-flash", "--ctx", "128K", "--gpu", "2xH200", "--pp", "2")
+    assert "B) over 2 pipeline stages, " in found
+    assert "split over dp 1, its layers split over pp 2\n" in found
+
+
+def test_a_model_that_takes_more_than_its_baseline_is_not_called_less() -> None:
+    assert "for v4-flash (main bf16, indexer bf16): 12.4× more" in text(
+        "--model", "v3.2", "--baseline", "v4-flash", "--ctx", "128K"
+    )
+
+
 def test_what_the_number_of_requests_leaves_out_stands_below_it() -> None:
     flags = ("--engine", "vllm", "--model", "v4-flash", "--gpu", "H200", "--ctx", "128K")
     sentence = "\nnot counted: weights, activations, CUDA graphs; less fits beside them\n"

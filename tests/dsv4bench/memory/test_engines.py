@@ -1,8 +1,12 @@
+from dataclasses import replace
+from itertools import count
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsv4bench.errors import UserError
+from dsv4bench.memory.allocator import BlockAllocator, OutOfBlocksError
 from dsv4bench.memory.deployment import Deployment
 from dsv4bench.memory.engines import ENGINES, engine_named
 from dsv4bench.memory.engines.vllm import Vllm
@@ -110,10 +114,72 @@ def test_pipeline_stages_split_the_layers_as_vllm_does(pp: int, sizes: list[int]
 
 def test_a_pipeline_stage_has_smaller_blocks_and_so_more_of_them() -> None:
     one, two = (vllm().capacity(Deployment(V4_PRO, pp=pp), 50 * GIB) for pp in (1, 2))
-    assert one.blocks_per_request == two.blocks_per_request
     assert one.num_blocks is not None
     assert two.num_blocks is not None
     assert 1.9 * one.num_blocks < two.num_blocks < 2.1 * one.num_blocks
+
+
+@pytest.mark.parametrize(
+    ("name", "pp", "async_scheduling", "steps"),
+    [("packed", 1, False, 1), ("packed", 1, True, 2), ("packed", 2, False, 2), ("packed", 4, True, 4),
+     ("bucketed", 1, True, 1), ("tuple", 2, True, 1)],
+)  # fmt: skip
+def test_a_step_is_in_flight_for_each_pipeline_stage(name: str, pp: int, async_scheduling: bool, steps: int) -> None:
+    plan = Deployment(V4_PRO, pp=pp, async_scheduling=async_scheduling, max_num_batched_tokens=4096)
+    got = vllm(name).capacity(plan, 50 * GIB)
+    assert got.in_flight_tokens == 4096 * steps
+    assert got.group_blocks["window0"] == -(-(127 + 4096 * steps) // 64) + 1
+
+
+@pytest.mark.parametrize("name", ["packed", "bucketed", "tuple"])
+def test_the_requests_that_decode_at_once_leave_room_to_admit_the_last_of_them(name: str) -> None:
+    engine, plan = vllm(name), Deployment(V4_FLASH, max_model_len=131072)
+    admitted, held = 512 + 2 * 131 + 2051 + 1041, 512 + 2 * 3 + 3 + 17  # full, two windows, c4 state, c128 state
+    for more, fits in ((-1, 0), (0, 1), (held - 1, 1), (held, 2), (10 * held, 11)):
+        assert engine.capacity(plan, 0, num_blocks=admitted + more).decoding_requests == fits
+
+
+def _requests_that_fit(pool: BlockAllocator, length: int, step: int) -> int:
+    """Admit requests one after another, prefill each in steps and decode one token, until the pool is used up."""
+    for request in count():
+        pool.admit(request, length - 1)
+        prefill = [step] * (length // step) + [length % step - 1]
+        try:
+            for tokens in (*prefill, 1):
+                pool.advance(request, tokens)
+        except OutOfBlocksError:
+            return request
+    raise AssertionError
+
+
+def test_the_allocator_holds_the_requests_that_decode_at_once() -> None:
+    step, length = 1024, 4102  # the window begins and ends within a block of every group
+    plan = Deployment(V4_FLASH, max_model_len=length, max_num_batched_tokens=step)
+    expected = vllm().capacity(plan, 0, num_blocks=2000).decoding_requests
+    fits = _requests_that_fit(BlockAllocator(vllm().layout(plan).groups, 2000), length, step)
+    assert expected is not None
+    assert expected <= fits <= expected + 1
+
+
+def test_a_note_says_that_servers_have_two_steps_in_flight_unless_told_otherwise() -> None:
+    plan = Deployment(V4_FLASH)
+    assert "with two: --async-scheduling" in vllm("0.31").capacity(plan, 50 * GIB).notes[0]
+    assert not vllm("bucketed").capacity(plan, 50 * GIB).notes
+    for told in (
+        replace(plan, async_scheduling=True), replace(plan, in_flight_tokens=4096), replace(plan, pp=2),
+        replace(plan, shape=V3_2),
+    ):  # fmt: skip
+        assert not vllm("0.31").capacity(told, 50 * GIB).notes
+
+
+@pytest.mark.parametrize(
+    ("length", "need", "pool"),
+    [(129, 256, "swa"), (256, 256, "swa"), (2048, 512, "swa"), (131072, 131072, "full"), (131073, 131328, "full")],
+)
+def test_sglang_fits_as_many_requests_as_its_scarcest_pool(length: int, need: int, pool: str) -> None:
+    got = engine_named("sglang").capacity(Deployment(V4_FLASH, max_model_len=length), 40 * GIB)
+    assert got.bound_by == pool
+    assert got.concurrency == got.pools[pool] / need
 
 
 def test_a_request_over_pipeline_stages_holds_a_slab_of_each() -> None:

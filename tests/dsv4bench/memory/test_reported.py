@@ -3,6 +3,8 @@ from pathlib import Path
 import pytest
 
 from dsv4bench.errors import UserError
+from dsv4bench.memory.deployment import Deployment
+from dsv4bench.memory.engines import engine_named
 from dsv4bench.memory.reported import Finding, compare_log
 from dsv4bench.memory.serverlog import read_log
 from dsv4bench.model.shape import V4_FLASH, V4_PRO
@@ -107,6 +109,43 @@ def test_the_caller_may_name_the_model(tmp_path: Path) -> None:
     log = read_log(LOGS / "vllm_0.27_flash_gb10.log")
     assert compare_log(log, V4_FLASH).title.startswith("vLLM 0.27.1 (packed), v4-flash")
     assert not all(finding.agrees for finding in compare_log(log, V4_PRO).findings)
+
+
+def _log_of(plan: Deployment, available: str, *lines: str) -> str:
+    """What vLLM 0.28 would log of a deployment, by this package's own arithmetic."""
+    got = engine_named("vllm@0.28").capacity(plan, int(float(available) * 2**30))
+    return "\n".join([
+        "LLM engine (v0.28.0) model='v4-pro' max_num_batched_tokens=8192", *lines,
+        f"Available KV cache memory: {available} GiB", f"GPU KV cache size: {got.kv_cache_tokens:,} tokens",
+        f"Maximum concurrency for {plan.max_model_len:,} tokens per request: {got.concurrency:.2f}x",
+    ])  # fmt: skip
+
+
+def test_pipeline_stages_are_read_from_a_log(tmp_path: Path) -> None:
+    path, plan = tmp_path / "server.log", Deployment(V4_PRO, pp=2)
+    path.write_text(_log_of(plan, "50.00", "tensor_parallel_size=4, pipeline_parallel_size=2"))
+    comparison = compare_log(read_log(path))
+    assert comparison.title.endswith("2 pipeline stages")
+    assert all(finding.agrees for finding in comparison.findings)
+    path.write_text(path.read_text().replace("pipeline_parallel_size=2", ""))
+    assert not all(finding.agrees for finding in compare_log(read_log(path)).findings)
+
+
+def test_a_log_that_says_it_does_not_schedule_asynchronously_is_believed(tmp_path: Path) -> None:
+    path, twice = tmp_path / "server.log", Deployment(V4_PRO, async_scheduling=True)
+    path.write_text(_log_of(twice, "50.00"))
+    assert "inferred: async scheduling: the log does not say" in compare_log(read_log(path)).lines
+    path.write_text(_log_of(twice, "50.00", "Asynchronous scheduling is disabled."))
+    comparison = compare_log(read_log(path))
+    assert "tokens in flight: 8,192" in comparison.lines
+    assert not any(finding.agrees for finding in comparison.findings)
+
+
+def test_numbers_that_are_none_are_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_text(_log_of(Deployment(V4_PRO), "50.00").replace("50.00", "5.0.0"))
+    with pytest.raises(UserError, match="neither 'Available KV cache memory' nor a number of GPU blocks"):
+        compare_log(read_log(path))
 
 
 @pytest.mark.parametrize(

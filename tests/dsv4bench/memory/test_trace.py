@@ -64,6 +64,24 @@ def test_mooncake_traces_are_read_with_their_hashes(tmp_path: Path) -> None:
         ({"arrival": -1, "prompt": 1, "output": 1}, "arrival must be a number of at least 0, got -1"),
         ({"arrival": 0, "prompt": 0, "output": 1}, "prompt must be a number of at least 1, got 0"),
         ({"arrival": 0, "prompt": 9, "output": "x"}, "output must be a number of at least 0, got 'x'"),
+        ({"arrival": 0, "prompt": 9.5, "output": 1}, r"prompt must be a whole number of at most 1,073,741,824 tokens"),
+        ({"arrival": 0, "prompt": 10**12, "output": 1}, r"prompt must be a whole number of at most 1,073,741,824"),
+        ('{"arrival": 0, "prompt": 9, "output": 1e400}', "output must be a number of at least 0, got inf"),
+        ('{"arrival": NaN, "prompt": 9, "output": 1}', "arrival must be a number of at least 0, got nan"),
+        (
+            {"timestamp": "x", "input_length": 9, "output_length": 1},
+            "timestamp must be a number of at least 0, got 'x'",
+        ),
+        ({"arrival": 0, "prompt": 9, "output": 1, "session": ["a"]}, "session must be a text or a whole number"),
+        ({"arrival": 0, "prompt": 9, "output": 1, "system": 3.5, "system_tokens": 1}, "system must be a text or"),
+        (
+            {"arrival": 0, "prompt": 9, "output": 1, "system": "s", "system_tokens": "x"},
+            "system_tokens must be a number",
+        ),
+        ({"arrival": 0, "prompt": 9, "output": 1, "system": "s"}, "system and system_tokens go together"),
+        ({"arrival": 0, "prompt": 9, "output": 1, "system_tokens": 4}, "system and system_tokens go together"),
+        ({"arrival": 0, "prompt": 9, "output": 1, "hash_ids": 5}, "hash_ids must be a list of numbers, got 5"),
+        ({"arrival": 0, "prompt": 9, "output": 1, "hash_ids": [[1]]}, "hash_ids must be a list of numbers"),
     ],
 )
 def test_a_line_that_is_no_request_is_an_error_with_file_and_line(tmp_path: Path, line: Any, message: str) -> None:
