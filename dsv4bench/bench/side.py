@@ -206,7 +206,13 @@ def _load(spec: str) -> Provider:
 def _require(provider: Provider, spec: str, stages: tuple[str, ...], case: Case, device: str) -> None:
     missing = sorted(set(stages) - set(implemented_stages(provider)))
     if missing:
-        raise UnsupportedError(f"provider {spec} has no stage {', '.join(missing)}")
+        has = sorted(set(stages) - set(missing))
+        hint = (
+            f"; another can run the rest: --provider eager,{','.join(f'{stage}={spec}' for stage in has)}"
+            if has
+            else ""
+        )
+        raise UnsupportedError(f"provider {spec} has no stage {', '.join(missing)}{hint}")
     need = Need(
         kind=case.kind,
         stages=stages,

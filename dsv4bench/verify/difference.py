@@ -5,9 +5,11 @@ Tolerances are per row or vector and the worst one decides: one wrong row of 1,0
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
+
+from dsv4bench.verify.pinpoint import pinpoint, reach
 
 ROW_TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6}
 """Largest error of an element relative to its row's maximum, by the dtype everything was computed in."""
@@ -42,6 +44,7 @@ class Difference:
         where: index of the worst error, in words.
         numbers: further figures by name.
         deviation: name of the documented deviation this would be, if it fails.
+        detail: of a failure, which elements are off and what would be right.
     """
 
     what: str
@@ -50,6 +53,7 @@ class Difference:
     where: str = ""
     numbers: dict[str, float] = field(default_factory=dict)
     deviation: str = ""
+    detail: str = ""
 
     @property
     def ok(self) -> bool:
@@ -60,6 +64,15 @@ class Difference:
     def severity(self) -> float:
         """Error over tolerance."""
         return self.error / self.tolerance if self.tolerance else (math.inf if self.error else 0.0)
+
+    @property
+    def sentence(self) -> str:
+        """What is wrong, by how much, where, and what would be right."""
+        if self.tolerance == 0:
+            return f"{self.what}: {self.where}"
+        much = f"off by {self.error:.3g} (allowed {self.tolerance:.3g})" if math.isfinite(self.error) else "is wrong"
+        text = f"{self.what} {much} at {self.where or 'every token'}"
+        return f"{text}: {self.detail}" if self.detail else text
 
 
 def worst(differences: Iterable[Difference]) -> Difference:
@@ -79,14 +92,16 @@ def row_difference(
     tolerance: float,
     dims: Sequence[str] = ("token",),
     labels: torch.Tensor | None = None,
+    scale: torch.Tensor | None = None,
 ) -> Difference:
-    """Largest error of an element, relative to the maximum of its row (last dim)."""
+    """Largest error of an element, relative to the maximum of its row (last dim), or to the row's ``scale``."""
+    returned = actual
     actual, expected = _comparable(actual, expected)
     if not actual.numel():
         return Difference(what, 0.0, tolerance)
-    scale = expected.abs().amax(-1)
+    scale = expected.abs().amax(-1) if scale is None else scale.double()
     error = (actual - expected).abs().amax(-1) / torch.where(scale > 0, scale, 1.0)
-    return _located(what, error, tolerance, dims, labels)
+    return _located(what, error, tolerance, dims, labels, (returned, expected))
 
 
 def vector_difference(
@@ -99,6 +114,7 @@ def vector_difference(
     labels: torch.Tensor | None = None,
 ) -> Difference:
     """‖out − ref‖ / ‖ref‖ and cosine of each vector (last dim); a vector that should be zero must be."""
+    returned = actual
     actual, expected = _comparable(actual, expected)
     if not actual.numel():
         return Difference(what, 0.0, tolerance)
@@ -109,8 +125,8 @@ def vector_difference(
     cosines = torch.where(norm > 0, cosines, 1.0)
     # a cosine beyond its bound counts as an error just as far beyond the tolerance
     error = torch.maximum(error, tolerance * ((1 - cosines) / (1 - cosine)))
-    found = _located(what, error, tolerance, dims, labels)
-    return Difference(found.what, found.error, tolerance, found.where, {"cosine": float(cosines.min())})
+    found = _located(what, error, tolerance, dims, labels, (returned, expected))
+    return replace(found, numbers={"cosine": float(cosines.min())})
 
 
 def activation_difference(
@@ -136,11 +152,22 @@ def _comparable(actual: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Ten
 
 
 def _located(
-    what: str, error: torch.Tensor, tolerance: float, dims: Sequence[str], labels: torch.Tensor | None
+    what: str,
+    error: torch.Tensor,
+    tolerance: float,
+    dims: Sequence[str],
+    labels: torch.Tensor | None,
+    vectors: tuple[torch.Tensor, torch.Tensor],
 ) -> Difference:
+    """The worst of ``error`` [...]; ``vectors`` are what was returned and expected, [..., D]."""
     error = error.nan_to_num(nan=math.inf, posinf=math.inf)
     flat = int(error.argmax())
-    return Difference(what, float(error.flatten()[flat]), tolerance, describe(flat, error.shape, dims, labels))
+    worst = float(error.flatten()[flat])
+    detail = ""
+    if worst > tolerance:
+        actual, expected = (side.flatten(0, -2)[flat] if side.dim() > 1 else side for side in vectors)
+        detail = pinpoint(actual, expected, tolerance * float(expected.abs().amax())) + reach(error, tolerance)
+    return Difference(what, worst, tolerance, describe(flat, error.shape, dims, labels), detail=detail)
 
 
 def describe(flat: int, shape: Sequence[int], dims: Sequence[str], labels: torch.Tensor | None = None) -> str:

@@ -19,6 +19,7 @@ from dsv4bench.verify.difference import (
     exact,
     row_difference,
 )
+from dsv4bench.verify.pinpoint import reach
 from dsv4bench.verify.quantised import INDEX_QUERY, OUTPUT, quantised_difference, scales_of
 
 Outputs = tuple[Any, ...]
@@ -109,15 +110,14 @@ def _logits(arguments: dict[str, Any], actual: Outputs, expected: Outputs, token
     full = queries.dtype in ROW_TOLERANCE and cache.format.precision in ("fp32", "fp64")
     tolerance = _SUM * ROW_TOLERANCE[queries.dtype] if full else LOGIT_TOLERANCE
     # terms of both signs cancel in a logit, and few logits may all be small: errors are measured against the terms
-    terms = _terms(arguments).expand_as(want)
-    return [row_difference("logits", terms + (got - want), terms, tolerance, labels=tokens)]
+    return [row_difference("logits", got, want, tolerance, labels=tokens, scale=_terms(arguments))]
 
 
 def _terms(arguments: dict[str, Any]) -> torch.Tensor:
-    """Each row's largest sum of its terms' magnitudes, [T, 1]; of its first entries, as it hardly varies with more."""
+    """Each row's largest sum of its terms' magnitudes, [T]; of its first entries, as it hardly varies with more."""
     width = max(1, min(arguments["max_candidates"], _ENTRIES_FOR_TERMS))
     changes = {"index_weights": arguments["index_weights"].abs(), "max_candidates": width}
-    return reference.indexer_logits(**(arguments | changes)).amax(-1, keepdim=True).clamp_min(0.0)
+    return reference.indexer_logits(**(arguments | changes)).amax(-1).clamp_min(0.0)
 
 
 def _topk(arguments: dict[str, Any], actual: Outputs, expected: Outputs, tokens: torch.Tensor) -> list[Difference]:
@@ -133,7 +133,7 @@ def _topk(arguments: dict[str, Any], actual: Outputs, expected: Outputs, tokens:
     hits.scatter_add_(1, torch.where(in_range, chosen, width), in_range.long())
     hits = hits[:, :width]
     complete = (in_range == head).all(1) & (hits <= 1).all(1) & torch.where(head, True, chosen == -1).all(1)
-    found = [exact("indices", bool(complete.all()), _first(~complete, tokens, "duplicate, missing or out of range"))]
+    found = [exact("indices", bool(complete.all()), _first(~complete, tokens, lambda row: _fault(chosen, lens, row)))]
     if not width:
         return found
     seen = torch.arange(width, device=chosen.device) < lens[:, None]
@@ -143,17 +143,32 @@ def _topk(arguments: dict[str, Any], actual: Outputs, expected: Outputs, tokens:
     scale = score.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny)
     beaten = ((highest - lowest) / scale).nan_to_num(0.0, posinf=0.0, neginf=0.0).clamp_min(0)
     flat = int(beaten.argmax())
-    recall = _recall(chosen, expected[0], count)
-    return [
-        *found,
-        Difference(
-            "selection",
-            float(beaten[flat]),
-            SELECTION_TOLERANCE,
-            describe(flat, beaten.shape, ("token",), tokens),
-            {"selection_recall": recall},
-        ),
-    ]
+    error, where = float(beaten[flat]), describe(flat, beaten.shape, ("token",), tokens)
+    numbers = {"selection_recall": _recall(chosen, expected[0], count)}
+    detail = ""
+    if error > SELECTION_TOLERANCE:
+        left = int(torch.where(seen & (hits == 0), score, -torch.inf)[flat].argmax())
+        taken = int(torch.where(seen & (hits > 0), score, torch.inf)[flat].argmin())
+        detail = (
+            f"index {left} (logit {float(score[flat, left]):.6g}) was left out for index {taken} "
+            f"(logit {float(score[flat, taken]):.6g})" + reach(beaten, SELECTION_TOLERANCE, "tokens")
+        )
+    return [*found, Difference("selection", error, SELECTION_TOLERANCE, where, numbers, detail=detail)]
+
+
+def _fault(chosen: torch.Tensor, lens: torch.Tensor, row: int) -> str:
+    """What is wrong with a row of top-k indices."""
+    indices, visible = chosen[row].tolist(), int(lens[row])
+    due = min(visible, len(indices))
+    rule = f"expected {due} of its {visible} candidates, each once" + (", then -1" if due < len(indices) else "")
+    head, tail = indices[:due], indices[due:]
+    for place, index in enumerate(head):
+        if not 0 <= index < visible:
+            return f"indices[{place}] is {index}; {rule}"
+        if index in head[:place]:
+            return f"indices[{place}] is {index}, as is indices[{head.index(index)}]; {rule}"
+    place = next(i for i, index in enumerate(tail, due) if index != -1)
+    return f"indices[{place}] is {indices[place]}; {rule}"
 
 
 def _recall(chosen: torch.Tensor, right: torch.Tensor, count: torch.Tensor) -> float:
@@ -173,7 +188,15 @@ def _index_map(arguments: dict[str, Any], actual: Outputs, expected: Outputs, to
     column = torch.arange(slots.shape[1], device=slots.device)
     scanned = torch.where(column < lens[:, None], slots, -1).clamp_min(-1)
     wrong = (scanned.sort(dim=1).values != want.sort(dim=1).values).any(1)
-    return [exact("slots", not bool(wrong.any()), _first(wrong, tokens, "other slots than the top-k's"))]
+
+    def fault(row: int) -> str:
+        got, due = set(scanned[row].tolist()) - {-1}, set(want[row].tolist()) - {-1}
+        extra, missing = (", ".join(map(str, sorted(some)[:3])) for some in (got - due, due - got))
+        parts = [f"the slots of its {len(due)} indices within the first {int(lens[row])}, each once"]
+        parts += [f"{missing} missing"] * bool(missing) + [f"{extra} none of them"] * bool(extra)
+        return "expected " + "; ".join(parts)
+
+    return [exact("slots", not bool(wrong.any()), _first(wrong, tokens, fault))]
 
 
 def _attention(arguments: dict[str, Any], actual: Outputs, expected: Outputs, tokens: torch.Tensor) -> list[Difference]:
@@ -186,9 +209,13 @@ def _attention(arguments: dict[str, Any], actual: Outputs, expected: Outputs, to
     flat = int(error.argmax()) if error.numel() else 0
     worst = float(error.flatten()[flat]) if error.numel() else 0.0
     where = describe(flat, error.shape, dims, tokens) if error.numel() else ""
+    detail = ""
+    if worst > tolerance:
+        got, right = float(lse.flatten()[flat]), float(want_lse.flatten()[flat])
+        detail = f"it is {got:.6g}, expected {right:.6g}" + reach(error, tolerance)
     return [
         activation_difference("o", out, want, dtype, dims, tokens),
-        Difference("lse", worst, tolerance, where, {"lse_error": worst}),
+        Difference("lse", worst, tolerance, where, {"lse_error": worst}, detail=detail),
     ]
 
 
@@ -203,10 +230,13 @@ def _output_quant(
     return [quantised_difference("o_values", dequantised, scales, expected[0], OUTPUT, dims, tokens)]
 
 
-def _first(wrong: torch.Tensor, tokens: torch.Tensor, what: str) -> str:
+def _first(wrong: torch.Tensor, tokens: torch.Tensor, fault: Callable[[int], str]) -> str:
+    """The first wrong row in words, and how many there are; ``fault`` says what is wrong with a row."""
     if not bool(wrong.any()):
         return ""
-    return f"token {int(tokens[int(wrong.int().argmax())])}: {what}"
+    row, count = int(wrong.int().argmax()), int(wrong.sum())
+    more = f"; {count} of {len(wrong)} tokens are wrong" if len(wrong) > 1 else ""
+    return f"token {int(tokens[row])}: {fault(row)}{more}"
 
 
 _COMPARERS: dict[str, Comparer] = {

@@ -21,6 +21,7 @@ from dsv4_kernels.codec import (
 from dsv4_kernels.formats import FP4_MAX, FP8_MAX, EntryFormat
 
 from dsv4bench.verify.difference import QUANTISED_TOLERANCE, Difference, describe
+from dsv4bench.verify.pinpoint import reach
 
 SCALE_FLOOR = "scale-floor"
 """Deviation: another lower bound of the scale, which shows in blocks that are all but zero."""
@@ -110,18 +111,45 @@ def quantised_difference(
     error = beyond.square().sum((-1, -2)).sqrt() / torch.where(norm > 0, norm, 1.0)
     error = torch.where(misscaled.any(-1), math.inf, error)
     flat = int(error.argmax())
-    where = describe(flat, error.shape, dims, labels)
-    deviation = ""
+    worst = float(error.flatten()[flat])
+    detail, deviation = "", ""
     if misscaled.any():
-        bad = misscaled.flatten(0, -2)[flat]
-        block = int(bad.int().argmax())
-        got, want = exponents.flatten(0, -2)[flat, block], smallest.flatten(0, -2)[flat, block]
-        stored_scale = float(scales.flatten(0, -2)[flat, block])
-        byte = f"scale byte {int(got) + 127}" if got > NO_POWER else f"scale {stored_scale:.6g}, no power of two"
-        where += f", block {block}: {byte}, expected {int(want) + 127}"
+        detail = _wrong_scale(flat, misscaled, scales, smallest, blocks.abs().amax(-1)) + "; "
         deviation = SCALE_FLOOR if _all_tiny(misscaled, least, exponents, smallest, quantiser) else ""
-    numbers = {"snr_db": snr_db(actual, exact)}
-    return Difference(what, float(error.flatten()[flat]), QUANTISED_TOLERANCE, where, numbers, deviation)
+    if worst > QUANTISED_TOLERANCE:
+        detail += _wrong_values(flat, beyond, stored, allowed_low, allowed_high)
+        detail = detail.removesuffix("; ") + reach(error, QUANTISED_TOLERANCE)
+    where, numbers = describe(flat, error.shape, dims, labels), {"snr_db": snr_db(actual, exact)}
+    return Difference(what, worst, QUANTISED_TOLERANCE, where, numbers, deviation, detail)
+
+
+def _wrong_scale(
+    flat: int, misscaled: torch.Tensor, scales: torch.Tensor, expected: torch.Tensor, largest: torch.Tensor
+) -> str:
+    """The first wrong scale of a vector; all are [..., blocks]."""
+    block = int(misscaled.flatten(0, -2)[flat].int().argmax())
+    scale, want, magnitude = (float(one.flatten(0, -2)[flat, block]) for one in (scales, expected, largest))
+    got = int(power_exponents(torch.tensor(scale)))
+    stored = f"2^{got} (byte {got + 127})" if got > NO_POWER else f"{scale:.6g}, no power of two"
+    return (
+        f"block {block}, whose largest magnitude is {magnitude:.6g}, has the scale {stored}, "
+        f"expected 2^{want:.0f} (byte {want + 127:.0f})"
+    )
+
+
+def _wrong_values(flat: int, beyond: torch.Tensor, stored: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> str:
+    """The worst value of a vector and how far its like reach, nothing if all are right under their scales; all are
+    [..., blocks, block]."""
+    off, got, least, most = (one.flatten(-2).flatten(0, -2)[flat] for one in (beyond, stored, low, high))
+    wrong = off.nonzero().flatten()
+    if not len(wrong):
+        return ""
+    worst = int(off.argmax())
+    span = f"{float(least[worst]):.6g}" + (f" to {float(most[worst]):.6g}" if least[worst] != most[worst] else "")
+    return (
+        f"element {worst} is {float(got[worst]):.6g}, expected {span}; "
+        f"{len(wrong)} of {len(off)} elements differ, {int(wrong[0])} to {int(wrong[-1])}"
+    )
 
 
 def _all_tiny(

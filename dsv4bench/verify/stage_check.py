@@ -77,9 +77,8 @@ class StageCheck:
 
     @property
     def sentence(self) -> str:
-        """What is wrong, where and by how much."""
-        w = self.worst
-        return f"{self.stage}: {w.what} off by {w.error:.3g} (allowed {w.tolerance:.3g}) at {w.where or 'every token'}"
+        """What is wrong, by how much, where, and what would be right."""
+        return f"{self.stage}: {self.worst.sentence}"
 
 
 def check_stages(

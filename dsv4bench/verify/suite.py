@@ -197,16 +197,9 @@ def _judge(checks: tuple[StageCheck, ...], allow: frozenset[str]) -> tuple[Statu
         return Status.PASS, ""
     real = [(check, d) for check, d in wrong if d.deviation not in allow]
     check, difference = max(real or wrong, key=lambda pair: pair[1].severity)
-    reason = f"{check.stage}: {describe_failure(difference)}"
+    reason = f"{check.stage}: {difference.sentence}"
     if not real:
         return Status.DEVIATION, f"{difference.deviation}: {reason}"
     if difference.deviation:
         reason += f" (deviation {difference.deviation}; --allow {difference.deviation} lets it pass)"
     return Status.FAIL, reason
-
-
-def describe_failure(difference: Difference) -> str:
-    """What is wrong, by how much and where."""
-    if difference.tolerance == 0:
-        return f"{difference.what}: {difference.where}"
-    return f"{difference.what} off by {difference.error:.3g} (allowed {difference.tolerance:.3g}) at {difference.where}"

@@ -127,6 +127,19 @@ def test_a_provider_without_a_stage_is_unsupported(measure, tmp_path):
     (one,), _ = measure([f"{path}:Partial"])
     assert one.row.status is Status.UNSUPPORTED
     assert "has no stage inverse_rope_quant, qkv_norm, " in one.row.reason
+    assert "another can run the rest" not in one.row.reason  # a swa layer has no top-k
+
+
+def test_a_provider_of_some_stages_is_told_how_to_run_them_within_a_layer(measure, tmp_path):
+    path = tmp_path / "partial.py"
+    path.write_text(
+        "from dsv4bench.providers.base import SUPPORTED\n"
+        "class Partial:\n    name = 'partial'\n    def supports(self, need): return SUPPORTED\n"
+        "    def inverse_rope_quant(self, o, positions, cos_sin, groups, precision): ...\n"
+    )
+    (one,), _ = measure([f"{path}:Partial"])
+    hint = f"; another can run the rest: --provider eager,inverse_rope_quant={path}:Partial"
+    assert one.row.reason.endswith(hint)
 
 
 def test_a_provider_file_that_does_not_import_is_a_failure_and_not_unsupported(measure, tmp_path):

@@ -19,6 +19,25 @@ def test_one_wrong_row_decides_however_many_are_right():
     assert found.error == pytest.approx(0.05, rel=1e-3)
 
 
+def test_a_failure_names_the_worst_element_both_values_and_how_far_its_like_reach():
+    expected = torch.ones(3, 4, 512)
+    actual = expected.clone()
+    actual[2, 1, 448:] = 0.5
+    actual[2, 1, 450] = -1.0
+    found = vector_difference("o", actual, expected, dims=("token", "head"))
+    assert found.sentence == (
+        f"o off by {found.error:.3g} (allowed 0.01) at token 2, head 1: element 450 is -1, expected 1; "
+        "64 of 512 elements differ, 448 to 511; 1 of 12 vectors are off"
+    )
+    assert vector_difference("o", expected, expected, dims=("token", "head")).detail == ""
+
+
+def test_what_is_not_finite_is_shown_as_it_was_returned():
+    expected = torch.ones(1, 4)
+    found = row_difference("y", torch.tensor([[1.0, math.nan, 1.0, 1.0]]), expected, 1e-6)
+    assert found.sentence == "y is wrong at token 0: element 1 is nan, expected 1"
+
+
 def test_a_vector_within_the_tolerance_but_off_in_direction_fails_on_its_cosine():
     expected, actual = torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.02]])
     assert vector_difference("o", actual, expected, tolerance=0.1, cosine=0.9999).error > 0.1

@@ -85,3 +85,44 @@ def test_a_head_or_a_dimension_left_out_is_wrong() -> None:
     weights = arguments["index_weights"].clone()
     weights[:, -1] = 0
     assert not check(arguments, reference.indexer_logits(**(arguments | {"index_weights": weights})))
+
+
+def topk_sentence(change) -> str:
+    """What is said of a top-k of 3 whose first row sees 5 candidates and second row 2, after a change."""
+    logits = torch.tensor([[1.0, 5.0, 3.0, 4.0, 2.0], [1.0, 2.0, 9.0, 9.0, 9.0]])
+    arguments = {"logits": logits, "candidate_lens": torch.tensor([5, 2], dtype=torch.int32), "k": 3}
+    indices = reference.topk(**arguments).sort(dim=1, descending=True).values
+    change(indices)
+    return compare("topk", arguments, (indices,)).sentence
+
+
+@pytest.mark.parametrize(
+    ("place", "index", "sentence"),
+    [
+        ((0, 1), 3, "token 0: indices[1] is 3, as is indices[0]; expected 3 of its 5 candidates, each once; 1 of 2"),
+        ((1, 0), 2, "token 1: indices[0] is 2; expected 2 of its 2 candidates, each once, then -1; 1 of 2 tokens"),
+        ((1, 2), 0, "token 1: indices[2] is 0; expected 2 of its 2 candidates, each once, then -1; 1 of 2 tokens"),
+        ((0, 2), 0, "selection off by 0.8 (allowed 0.000977) at token 0: index 1 (logit 5) was left out for index 0"),
+    ],
+)
+def test_a_wrong_selection_is_told_by_index_and_what_is_due(place, index, sentence) -> None:
+    def change(indices: torch.Tensor) -> None:
+        indices[place] = index
+
+    assert topk_sentence(lambda indices: None) == "topk: indices: "
+    assert sentence in topk_sentence(change)
+
+
+def test_a_wrong_slot_is_told_with_the_one_that_is_missing() -> None:
+    arguments = {
+        "topk_indices": torch.tensor([[0, 70, -1]], dtype=torch.int32),
+        "token_to_request": torch.zeros(1, dtype=torch.int32),
+        "block_table": torch.tensor([[5, 3]], dtype=torch.int32),
+        "entries": 64,
+    }
+    slots, lens = reference.index_map(**arguments)
+    assert compare("index_map", arguments, (slots, lens)).ok
+    slots[slots == 3 * 64 + 6] = 7
+    sentence = compare("index_map", arguments, (slots, lens)).sentence
+    assert "token 0: expected the slots of its 2 indices within the first " in sentence
+    assert "; 198 missing; 7 none of them" in sentence

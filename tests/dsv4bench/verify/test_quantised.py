@@ -51,13 +51,18 @@ def test_a_value_one_step_off_is_wrong(keys):
     found = compare(dequantize_fp8(values, exponents), exponents, keys)
     assert not found.ok
     assert found.where == "token 7"
+    value, right = (float(one[7, 5]) for one in (dequantize_fp8(values, exponents), keys))
+    assert found.detail.startswith(f"element 5 is {value:.6g}, expected ")
+    assert abs(value - right) < 0.2 * abs(right)
+    assert f"1 of 128 elements differ, 5 to 5; 1 of {len(keys)} vectors are off" in found.detail
 
 
 def test_another_scale_is_wrong_even_if_the_values_match_it(keys):
     values, exponents = quantize_fp8(keys.bfloat16(), 128)
     found = compare((values.float() / 2) * torch.exp2(exponents + 1.0), exponents + 1, keys)
     assert not found.ok
-    assert "block 0: scale byte" in found.where
+    assert found.detail.startswith("block 0, whose largest magnitude is ")
+    assert "has the scale 2^" in found.detail
     assert found.deviation == ""
 
 
@@ -66,7 +71,7 @@ def test_a_higher_floor_of_the_scale_is_named_as_the_deviation_it_is():
     found = compare(zero, torch.full((2, 1), -13), zero)
     assert not found.ok
     assert found.deviation == SCALE_FLOOR
-    assert "scale byte 114, expected 105" in found.where
+    assert "has the scale 2^-13 (byte 114), expected 2^-22 (byte 105); 2 of 2 vectors are off" in found.detail
 
 
 def test_a_format_of_float_scales_also_takes_them_unrounded_but_no_other(keys):
@@ -79,7 +84,7 @@ def test_a_format_of_float_scales_also_takes_them_unrounded_but_no_other(keys):
         return quantised_difference("kv", stored_with(scales, exact), scales, exact, quantiser, ("token",))
 
     assert found(1.0, LATENT).ok
-    assert "no power of two, expected" in found(1.0, FP8).where
+    assert "no power of two, expected 2^" in found(1.0, FP8).detail
     assert not found(1.02, LATENT).ok
     assert not found(0.98, LATENT).ok
 
