@@ -1,6 +1,7 @@
-"""Shared by all tests: what is drawn is the same in every run, and GPU tests are skipped where there is no GPU."""
+"""Shared by all tests: the same draws and a plain terminal for each, and no GPU tests where there is no GPU."""
 
 import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -8,6 +9,22 @@ from hypothesis import HealthCheck, settings
 # The same examples in every run, however busy the machine is; --hypothesis-profile=default looks for others.
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
+
+
+# What rich, typer and the standard library take for a terminal and its width.
+TERMINAL = (
+    "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES",
+    "TERMINAL_WIDTH",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _plain_terminal() -> Iterator[None]:
+    """Output is captured, whatever the environment of a CI system says that it is."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in TERMINAL:
+            patch.delenv(name, raising=False)
+        yield
 
 
 @pytest.fixture(autouse=True)
