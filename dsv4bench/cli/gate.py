@@ -22,6 +22,7 @@ from dsv4bench.report.verdict_cells import equal_bytes
 from dsv4bench.report.verdict_json import faster_before, gate_json
 from dsv4bench.report.verdict_markdown import against, gate_markdown, headline
 from dsv4bench.report.verdict_table import decisions, verdict_table
+from dsv4bench.results.atomic import write_text
 from dsv4bench.results.baseline import ROOT, SELFTEST, find_base, folder_of
 from dsv4bench.results.noise import CaseNoise, read_noise
 from dsv4bench.results.run_directory import MANIFEST, Run, read_run
@@ -69,7 +70,8 @@ def gate(
         new, base = _sides(run, baseline)
         new, base = _selected(new, only or []), [_selected(side, only or []) for side in base]
         findings = examine(base, new)
-        noise, note = noise_of(selftest, baseline or ROOT, new)
+        timed = selftest is not None or bool(findings.evidence)  # bytes have no noise
+        noise, note = noise_of(selftest, baseline or ROOT, new) if timed else ({}, "")
         again = _again(run, confirmation, base, new, findings) if confirm else None
         verdicts = _verdicts(findings, PRESETS[preset.value], noise, again)
         if not verdicts:
@@ -185,8 +187,7 @@ def _write(reports: dict[Path | None, str]) -> None:
     for path, text in reports.items():
         if path is not None:
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text, encoding="utf-8")
+                write_text(path, text)
             except OSError as error:
                 raise UserError(f"can't write {path}: {error.strerror}") from error
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsv4bench.analysis.model_step import model_steps, speedup_over
 from dsv4bench.analysis.overlap import gains
+from dsv4bench.results.atomic import replacing
 from dsv4bench.results.row import Row
 from dsv4bench.scenario.sizes import format_tokens
 
@@ -26,7 +27,8 @@ def further_figures(rows: Sequence[Row], baseline: dict[str, Any], folder: Path)
     for name, figure in figures.items():
         if figure is not None:
             path = folder / f"{name}.png"
-            figure.savefig(path, dpi=150)
+            with replacing(path) as beside:
+                figure.savefig(beside, dpi=150)
             written.append(path)
     return written
 

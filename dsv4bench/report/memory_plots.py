@@ -10,6 +10,7 @@ from dsv4bench.memory.ideal import ideal_usage
 from dsv4bench.memory.usage import PARTS, Usage
 from dsv4bench.model.shape import LayerKind
 from dsv4bench.report.memory_tables import precision_label, three_digits
+from dsv4bench.results.atomic import replacing
 from dsv4bench.scenario.sizes import format_tokens
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def plot_memory(account: Account, path: Path) -> Path:
     if account.capacity is not None:
         _plot_concurrency(account, axes["D"])
     figure.suptitle(_title(account), x=0.01, ha="left", fontsize=13)
-    figure.savefig(path, dpi=120)
+    with replacing(path) as beside:
+        figure.savefig(beside, dpi=120)
     return path
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsv4bench.analysis.speedup import speedups
 from dsv4bench.errors import UserError
+from dsv4bench.results.atomic import replacing
 from dsv4bench.results.row import Row, Status
 from dsv4bench.scenario.sizes import format_bytes, format_tokens
 
@@ -37,11 +38,11 @@ def plot_run(rows: Sequence[Row], baseline: dict[str, Any], folder: Path) -> lis
         figures["kv_memory"] = _memory_figure(sized)
     if not figures:
         raise UserError("nothing to plot: no case of this run has a time or a number of bytes")
-    folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, figure in figures.items():
         path = folder / f"{name}.png"
-        figure.savefig(path, dpi=150)
+        with replacing(path) as beside:
+            figure.savefig(beside, dpi=150)
         paths.append(path)
     return paths
 

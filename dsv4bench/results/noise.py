@@ -6,6 +6,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from dsv4bench.errors import IncomparableError
+from dsv4bench.results.atomic import write_text
 from dsv4bench.results.manifest import Manifest
 from dsv4bench.results.row import SCHEMA_VERSION, Contract, Model
 
@@ -65,5 +66,4 @@ def read_noise(path: Path) -> MachineNoise:
 
 def write_noise(noise: MachineNoise, path: Path) -> None:
     """Store a self-test."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(noise.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    write_text(path, noise.model_dump_json(indent=1) + "\n")

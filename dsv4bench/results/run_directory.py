@@ -16,6 +16,7 @@ from typing import IO, Any, TypeVar
 from pydantic import ValidationError
 
 from dsv4bench.errors import IncomparableError, UserError
+from dsv4bench.results.atomic import write_text
 from dsv4bench.results.manifest import Manifest
 from dsv4bench.results.row import SCHEMA_VERSION, Row
 
@@ -80,11 +81,7 @@ class RunDirectory:
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Replace the manifest in one step."""
-        temporary = self.path / (MANIFEST + ".new")
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(manifest.model_dump_json(indent=2) + "\n")
-            _sync(file)
-        temporary.replace(self.path / MANIFEST)
+        write_text(self.path / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
 
     def append_row(self, row: Row) -> None:
         """Add a case's row; it is on the disk when this returns."""
@@ -124,7 +121,9 @@ def read_run(path: str | Path, *, torn: bool = False) -> Run:
     else:
         record = _json(path)
         if not isinstance(record, dict) or not {"manifest", "rows"} <= record.keys():
-            raise IncomparableError(f"{path} is not a stored run: expected a JSON object with manifest and rows")
+            raise IncomparableError(
+                f"{path} is not a stored run, a JSON object with manifest and rows; keep other files out of baselines"
+            )
         manifest = _validated(Manifest, record["manifest"], path)
         rows = [_validated(Row, row, f"{path} row {n}") for n, row in enumerate(record["rows"], 1)]
     return Run(path, manifest, tuple({row.case_id: row for row in rows}.values()))
@@ -134,8 +133,7 @@ def write_run_file(run: Run, path: Path) -> None:
     """Store a run as one JSON file, the form of a committed baseline: a line a row, so that a diff is one of cases."""
     manifest = json.dumps(run.manifest.model_dump(mode="json"), indent=1, allow_nan=False)
     rows = [json.dumps(row.model_dump(mode="json"), separators=(",", ":"), allow_nan=False) for row in run.rows]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f'{{"manifest": {manifest},\n"rows": [\n' + ",\n".join(rows) + "\n]}\n", encoding="utf-8")
+    write_text(path, f'{{"manifest": {manifest},\n"rows": [\n' + ",\n".join(rows) + "\n]}\n")
 
 
 def read_samples(path: Path) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from dsv4_kernels.weight import Fp8Weight
 from dsv4bench.errors import UserError
 from dsv4bench.model.shape import LayerKind
 from dsv4bench.providers.base import Provider
+from dsv4bench.results.atomic import replacing
 from dsv4bench.scenario.case import CachePrecision
 from dsv4bench.verify.suite import ROWS, Outcome, Row, run_row
 from dsv4bench.verify.trial import Setting, Trial
@@ -54,9 +55,9 @@ def save_failure(outcome: Outcome, folder: Path) -> Path:
     if outcome.failed_call is not None:
         name, arguments = outcome.failed_call
         content |= {"stage": name, "arguments": {key: _pack(key, v, arguments) for key, v in arguments.items()}}
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"row{outcome.row.number}-{outcome.setting.kind}-{outcome.setting.precision.label}.pt"
-    torch.save(content, path)
+    with replacing(path) as beside:
+        torch.save(content, beside)
     return path
 
 
