@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from dsv4bench.cli.run import output_console
@@ -18,9 +19,10 @@ def doctor(
 ) -> None:
     """Look at this machine: packages, GPUs and who uses them, timers, profilers."""
     from dsv4bench.bench.device import parse_device
-    from dsv4bench.bench.diagnosis import diagnose
 
     parse_device(device)
+    from dsv4bench.bench.diagnosis import diagnose
+
     findings = diagnose(device)
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2, ensure_ascii=False))
@@ -29,5 +31,5 @@ def doctor(
     for finding in findings:
         state = f"[{STYLES[finding.state]}]{finding.state}[/]"
         remedy = f" — {finding.remedy}" if finding.remedy else ""
-        table.add_row(finding.topic, state, (finding.value + remedy).replace("[", r"\["))
+        table.add_row(finding.topic, state, escape(finding.value + remedy))
     output_console().print(table)

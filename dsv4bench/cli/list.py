@@ -4,9 +4,10 @@ from typing import Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from dsv4bench.cli.run import output_console
 from dsv4bench.model.schedule import DEFAULT, SCHEDULES, Launch, Schedule, levels, make_schedule
 from dsv4bench.model.shape import PRESETS, LayerKind
 from dsv4bench.model.stage import STAGES
@@ -18,7 +19,7 @@ app = typer.Typer(no_args_is_help=True, help="List providers, scenarios, models,
 
 
 def _print(table: Table) -> None:
-    Console(soft_wrap=False).print(table)
+    output_console().print(table)
 
 
 @app.command()
@@ -33,7 +34,7 @@ def providers() -> None:
             stages = f"all {total}"
         else:
             stages = ", ".join(info.stages)
-        table.add_row(info.name, info.source, stages)
+        table.add_row(info.name, info.source, escape(stages))
     _print(table)
 
 
@@ -43,7 +44,7 @@ def scenarios() -> None:
     table = Table("scenario", "cases", "what it shows", box=None, header_style="bold")
     for name in shipped_scenarios():
         scenario = load_scenario(name)
-        table.add_row(name, str(len(expand(scenario))), scenario.description)
+        table.add_row(name, str(len(expand(scenario))), escape(scenario.description))
     _print(table)
 
 

@@ -5,9 +5,11 @@ Only the module of the command that was asked for is imported, so that ``--help`
 
 import importlib
 import inspect
+import io
 import os
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -122,9 +124,13 @@ def build(asked: str | None) -> typer.Typer:
 
 def main() -> None:
     """Run the command line; wrong input ends with one sentence on stderr and the exit code of its kind."""
-    sys.path.append(os.getcwd())  # files of providers import what lies beside them, as under ``python -m``
+    _settle_streams()
     asked = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
     try:
+        for ending in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(ending) is signal.SIG_DFL:  # nohup ignores one of them
+                signal.signal(ending, _end)
+        sys.path.append(_working_directory())  # files of providers import what lies beside them, as under ``python -m``
         try:
             build(asked)()
         finally:
@@ -137,12 +143,37 @@ def main() -> None:
         if error.filename is None:
             _silence_stdout()
         _fail(f"{error.filename or 'standard output'}: {error.strerror or error}", UserError.exit_code)
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        sys.exit(INTERRUPTED)
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):
             _leave_pipe()
         if end.code == INTERRUPTED:
             typer.echo("interrupted", err=True)
         raise
+
+
+def _settle_streams() -> None:
+    """Standard streams that exist, and show in place of a character that they can't encode another."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by whoever started this
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _end(number: int, _: object) -> None:
+    """End as on Ctrl-C when asked to by a signal, so that workers are stopped and files are closed."""
+    sys.exit(128 + number)
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise UserError(f"the working directory can't be used: {error.strerror}; change to one that exists") from error
 
 
 def _print_version(asked: bool) -> None:
@@ -158,7 +189,8 @@ def _elsewhere() -> None:
 
 
 def _fail(sentence: str, code: int) -> None:
-    typer.echo(f"error: {sentence}", err=True)
+    with suppress(OSError):  # of a stderr that takes nothing; the code still says it
+        typer.echo(f"error: {sentence}", err=True)
     sys.exit(code)
 
 

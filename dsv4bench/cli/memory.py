@@ -1,7 +1,6 @@
 """``dsv4bench memory``: KV memory as the design needs it, as an engine reserves it, as a device gives it."""
 
 import json
-from collections.abc import Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import typer
 
 from dsv4bench.cli import memory_options as opt
+from dsv4bench.cli.flags import given_flags, refuse_beside, refuse_without
 from dsv4bench.errors import UserError
 from dsv4bench.memory.account import Account, account, to_json
 from dsv4bench.memory.budget import (
@@ -60,23 +60,23 @@ def memory(
     Examples: dsv4bench memory --ctx 1M · dsv4bench memory --engine vllm@0.28 --model v4-flash --available 26.3GiB
     """
     _one_of("--format", format, opt.FORMATS)
-    given_flags = _given_flags(call)
+    asked = given_flags(call)
     if from_log is not None:
-        _refuse_beside("--from-log", given_flags, given_flags.keys() - {"from_log", "model", "format"})
+        refuse_beside("--from-log", asked, asked.keys() - {"from_log", "model", "format"})
         _from_log(from_log, None if model is None else load_shape(model), format)
         return
     if simulate is not None:
-        _refuse_beside("--simulate", given_flags, {"plot", "by", "explain", "baseline", "measure", "device"})
+        refuse_beside("--simulate", asked, {"plot", "by", "explain", "baseline", "measure", "device"})
     else:
-        _refuse_without("--simulate", given_flags, {"requests", "rate", "prefill_rate", "decode_rate", "retention"})
+        refuse_without("--simulate", asked, {"requests", "rate", "prefill_rate", "decode_rate", "retention"})
     if not measure:
-        _refuse_without("--measure", given_flags, {"device"})
+        refuse_without("--measure", asked, {"device"})
     if gpu is None:
-        _refuse_without("--gpu", given_flags, {"utilization"})
+        refuse_without("--gpu", asked, {"utilization"})
         if available is None:
-            _refuse_without("--gpu or --available", given_flags, {"logits_budget"})
+            refuse_without("--gpu or --available", asked, {"logits_budget"})
     if format == "csv":
-        _refuse_beside("--format csv", given_flags, {"explain"} if simulate else CSV_HAS_NOT)
+        refuse_beside("--format csv", asked, {"explain"} if simulate else CSV_HAS_NOT)
     if plot is not None:
         check_target(plot)
     _one_of("--by", by or "kind", VIEWS)
@@ -128,25 +128,6 @@ def memory(
 def _one_of(flag: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise UserError(f"{flag} must be one of {', '.join(known)}, got {value!r}")
-
-
-def _given_flags(call: typer.Context) -> dict[str, str]:
-    """The flags that are on the command line, by parameter."""
-    flags = {option.name: option.opts[0] for option in call.command.params if option.name}
-    sources = {name: call.get_parameter_source(name) for name in flags}
-    return {name: flags[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
-
-
-def _refuse_beside(flag: str, given: dict[str, str], unread: Set[str]) -> None:
-    """Refuse flags that the mode chosen by another would silently ignore."""
-    if ignored := [given[name] for name in given if name in unread]:
-        raise UserError(f"{flag} does not read {', '.join(ignored)}")
-
-
-def _refuse_without(flag: str, given: dict[str, str], of_flag: Set[str]) -> None:
-    """Refuse flags that only a mode that was not chosen reads."""
-    if ignored := [given[name] for name in given if name in of_flag]:
-        raise UserError(f"{', '.join(ignored)} {'is' if len(ignored) == 1 else 'are'} read with {flag} only")
 
 
 def _tokens(text: str | None, flag: str) -> int | None:
@@ -214,6 +195,8 @@ def _budget(
 ) -> Budget | None:  # fmt: skip
     if sum(given is not None for given in (available, gpu, num_blocks)) > 1:
         raise UserError("give one of --available, --gpu and --num-blocks")
+    if engine is None and (available is not None or gpu is not None or num_blocks is not None):
+        raise UserError("capacity needs an allocator: give --engine, such as --engine vllm")
     if num_blocks is not None and num_blocks < 1:
         raise UserError(f"--num-blocks must be at least 1, got {num_blocks}")
     chunked = _bytes(logits, "--logits-budget")
@@ -229,6 +212,8 @@ def _budget(
             raise UserError("--weights, --activations and --cuda-graphs need --gpu, such as --gpu 8xH200")
         return None
     count, known = parse_gpus(gpu)
+    if count > 1 and engine is not None and "tp" not in engine.options:
+        raise UserError(f"--gpu: {engine.title} is accounted on one GPU; give --gpu {known.name}")
     return gpu_budget(deployment, known, count, utilization, sizes, workspaces)
 
 

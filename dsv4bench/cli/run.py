@@ -15,6 +15,7 @@ from rich.console import Console
 
 from dsv4bench.analysis.roofline import Peaks
 from dsv4bench.cli.cases import known_cases
+from dsv4bench.cli.flags import given_flags, refuse_beside
 from dsv4bench.errors import MeasurementError, UserError
 from dsv4bench.model.gpus import gpu_named, gpu_of_device
 from dsv4bench.report import quantity
@@ -45,6 +46,7 @@ class Format(StrEnum):
 
 
 def run(
+    call: typer.Context,
     scenario: Annotated[str | None, typer.Argument(help="Scenario file, or the name of a shipped scenario.")] = None,
     only: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="Only cases whose label contains this, or by id.")
@@ -78,16 +80,19 @@ def run(
     input; 130 on Ctrl-C, which leaves a run that --resume finishes.
     """
     if resume is not None:
-        if scenario is not None or only or provider or overrides or weights or dry_run:
-            raise UserError("--resume RUN takes everything else from the run; give it alone")
+        given = given_flags(call)
+        refuse_beside("--resume", given, given.keys() - {"resume", "check", "stages", "format"})
         _report(_resumed(resume, check), format, stages)
         return
+    from dsv4bench.bench.device import parse_device
+
+    parse_device(device)
     if scenario is None:
         raise UserError("which scenario? `dsv4bench list scenarios` shows those that ship")
     read = weights_override(weights, layer)
     resolved = load_scenario(scenario, [*(overrides or ()), *provider_override(provider), *read])
     cases = selected_cases(resolved, only or [])
-    if (roofline or gpu) and not dry_run:
+    if (roofline or gpu is not None) and not dry_run:
         raise UserError("--roofline and --gpu go with --dry-run; a real run stores floors anyway")
     if dry_run:
         _print_plan(cases, format, roofline, gpu)
@@ -108,6 +113,8 @@ def selected_cases(scenario: Scenario, only: Sequence[str]) -> list[Case]:
         MeasurementError: none is selected.
         UserError: as of ``known_cases``.
     """
+    if not all(only):
+        raise UserError("--only '' would select every case; leave it out for all of them")
     cases = known_cases(scenario)
     chosen = select(cases, list(only))
     if not chosen:
@@ -138,8 +145,11 @@ def provider_override(providers: Sequence[str] | None) -> list[str]:
         pairs = [word.partition("=") for word in exceptions]
         if not default or any(not stage or not name for stage, _, name in pairs):
             raise UserError(f"--provider {text}: expected NAME or NAME,STAGE=NAME,…")
+        stages = [stage for stage, _, _ in pairs]
+        if twice := [stage for stage in dict.fromkeys(stages) if stages.count(stage) > 1]:
+            raise UserError(f"--provider {text}: stage {twice[0]} is there twice")
         try:
-            require_stages(stage for stage, _, _ in pairs)
+            require_stages(stages)
         except ValueError as error:
             raise UserError(f"--provider {text}: {error}") from error
         entries.append({"default": default, **{stage: name for stage, _, name in pairs}} if pairs else default)
@@ -149,11 +159,9 @@ def provider_override(providers: Sequence[str] | None) -> list[str]:
 def _measured(
     scenario: Scenario, cases: Sequence[Case], device: str, words: Sequence[str], path: Path, check: bool
 ) -> Run:
-    from dsv4bench.bench.device import parse_device
     from dsv4bench.bench.session import Request, start_run
     from dsv4bench.cli.progress import RunProgress
 
-    parse_device(device)
     here = os.getcwd() + os.sep
     argv = [word.replace(here, "") for word in sys.argv[1:]]
     request = Request(scenario, cases, device, argv, words, check)
@@ -177,29 +185,30 @@ def _resumable(path: Path, see: "Callable[[Event], None]") -> "Iterator[Callable
     """Turn Ctrl-C into exit code 130 and the command that goes on, whatever was running when it came.
 
     Python drops an exception that a signal raises within a destructor or a callback of the import machinery; so the
-    signal is remembered, and raised again with the next event.
+    signal is remembered, and raised again with the next event. SIGTERM is dealt with alike.
     """
-    pressed = False
+    end: BaseException | None = None
 
-    def remember(*_: object) -> None:
-        nonlocal pressed
-        pressed = True
-        raise KeyboardInterrupt
+    def remember(number: int, _: object) -> None:
+        nonlocal end
+        end = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
+        raise end
 
     def listen(event: "Event") -> None:
-        if pressed:
-            raise KeyboardInterrupt
+        if end is not None:
+            raise end
         see(event)
 
-    before = signal.signal(signal.SIGINT, remember)
+    before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield listen
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         if (path / MANIFEST).exists():
             typer.echo(f"continue with: dsv4bench run --resume {path}", err=True)
         raise
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _report(run: Run, format: Format, stages: bool) -> None:

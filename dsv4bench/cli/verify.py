@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dsv4bench.cli.flags import given_flags, refuse_beside
 from dsv4bench.cli.run import Format, print_records
 from dsv4bench.errors import MeasurementError, UserError
 from dsv4bench.model.shape import LayerKind
@@ -31,6 +32,7 @@ FAILURES = Path("verify-failures")
 
 
 def verify(
+    call: typer.Context,
     provider: Annotated[str, typer.Option(help="Name, or path/to/file.py:Class.")] = "reference",
     layer: Annotated[list[LayerKind] | None, typer.Option(help="Only these layer kinds.")] = None,
     only: Annotated[
@@ -45,7 +47,7 @@ def verify(
         list[str] | None,
         typer.Option(metavar="DEVIATION", help="Let a documented deviation pass, such as scale-floor."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of everything random.")] = 0,
     replay: Annotated[Path | None, typer.Option(help="Try a failure again that an earlier run saved.")] = None,
     save: Annotated[Path, typer.Option(help="Folder for the inputs of failures, a subfolder per provider.")] = FAILURES,
     format: Annotated[Format, typer.Option(help="How to print the results.")] = Format.TABLE,
@@ -55,17 +57,22 @@ def verify(
     Rows whose stages the provider lacks are skipped; stages it lacks within a row are filled in by the reference. Ends
     with exit code 5 if anything is wrong, and saves the failing inputs for --replay.
     """
-    require_known(provider)  # before torch, which takes seconds to import
-    from dsv4bench.bench.device import find_device
+    from dsv4bench.bench.device import find_device, parse_device
+
+    require_known(provider)  # this much before torch, which takes seconds to import
+    parse_device(device)
+    for label in cache or []:
+        _precision(label)
+    if replay is not None:
+        given = given_flags(call)
+        refuse_beside("--replay", given, given.keys() - {"replay", "provider", "device", "format"})
+        if not replay.is_file():
+            raise UserError(f"--replay {replay}: no such file")
     from dsv4bench.verify.replay import replay as replay_file
     from dsv4bench.verify.replay import require_writable
     from dsv4bench.verify.suite import select_rows
 
     allowed = _deviations(allow or [])
-    if replay is not None and (layer or only or cache or quick or allow or seed):
-        raise UserError(
-            "--replay FILE takes everything else from the file; give --provider, --device and --format alone"
-        )
     where = find_device(device).torch_name
     tried = load_provider(provider)
     if replay is not None:

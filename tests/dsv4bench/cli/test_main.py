@@ -103,6 +103,41 @@ def test_a_full_disk_is_one_sentence():
     assert done.stderr == "error: standard output: No space left on device\n"
 
 
+def shell(line, cwd=None, **more):
+    line = f"{sys.executable} -m dsv4bench {line}"
+    return subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, env=environment() | more, cwd=cwd, timeout=120
+    )
+
+
+def test_closed_streams_change_no_exit_code():
+    assert shell("validate nope 2>&-").returncode == 2
+    assert shell("validate nope 2>/dev/full").returncode == 2
+    done = shell("validate quickstart >&-")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_terminal_without_unicode_gets_another_character():
+    done = shell("list schedules --graph", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert "\\u2514 after" in done.stdout
+
+
+def test_a_file_name_that_is_not_utf8_is_shown_escaped(tmp_path):
+    done = shell("validate $'\\xff.yaml'", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: no scenario '\\udcff.yaml'")
+
+
+def test_a_working_directory_that_is_gone_is_one_sentence(tmp_path):
+    done = subprocess.run(
+        ["bash", "-c", f"mkdir gone; cd gone; rmdir ../gone; {sys.executable} -P -m dsv4bench validate quickstart"],
+        capture_output=True, text=True, env=environment(), cwd=tmp_path, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: the working directory can't be used: No such file or directory")
+
+
 def test_help_imports_nothing_heavy():
     code = (
         "import sys; sys.argv = ['dsv4bench', '--help']\n"
@@ -137,7 +172,19 @@ def test_help_imports_nothing_heavy():
         ),
         (["validate", "quickstart", "--set", "baseline.provider=egaer"], "error: quickstart: unknown provider 'egaer'"),
         (["validate", "quickstart", "--set", "baseline.model=v9"], "error: quickstart: unknown model 'v9'"),
+        (
+            ["validate", "quickstart", "--set", "baseline.provider=eager,tpok=eager"],
+            "error: quickstart: baseline.provider eager,tpok=eager: unknown stage 'tpok'; did you mean 'topk'?",
+        ),
         (["doctor", "--device", "tpu"], "error: --device tpu: expected auto, cpu, cuda or cuda:N"),
+        (["run", "quickstart", "--dry-run", "--device", "tpu"], "error: --device tpu: expected auto, cpu, cuda"),
+        (["run", "quickstart", "--dry-run", "--only", ""], "error: --only '' would select every case"),
+        (
+            ["run", "quickstart", "--dry-run", "--provider", "eager,topk=eager,topk=reference"],
+            "error: --provider eager,topk=eager,topk=reference: stage topk is there twice",
+        ),
+        (["run", "quickstart", "--resume", "x"], "error: --resume does not read SCENARIO"),
+        (["run", "--resume", "x", "--out", "y", "--layer", "2"], "error: --resume does not read --out, --layer"),
     ],
 )
 def test_wrong_input_is_one_sentence_and_exit_code_2(arguments, message):
@@ -174,10 +221,20 @@ def test_a_value_that_is_no_choice_is_said_once(arguments):
     assert f"Invalid value for '{arguments[-2]}': 'foo' is not one of " in done.stderr
 
 
-def test_a_mistyped_provider_is_refused_without_torch():
-    done = cli("verify", "--provider", "egaer", code=NO_TORCH)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--provider", "egaer"], "error: unknown provider 'egaer'"),
+        (["--device", "tpu"], "error: --device tpu: expected auto"),
+        (["--cache", "fp7+fp8"], "error: --cache fp7+fp8: expected MAIN+INDEXER"),
+        (["--replay", "nowhere.pt"], "error: --replay nowhere.pt: no such file"),
+        (["--replay", "nowhere.pt", "--quick", "--save", "x"], "error: --replay does not read --quick, --save"),
+    ],
+)
+def test_mistyped_flags_of_verify_are_refused_without_torch(arguments, message):
+    done = cli("verify", *arguments, code=NO_TORCH)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: unknown provider 'egaer'")
+    assert done.stderr.startswith(message)
 
 
 def test_a_run_of_bytes_says_that_it_needs_torch(tmp_path):
