@@ -1,5 +1,6 @@
 """The device a run measures on, as facts that a parent process can hold without touching CUDA itself."""
 
+import re
 from dataclasses import dataclass, field
 
 from dsv4bench.errors import UserError
@@ -48,7 +49,7 @@ def parse_device(text: str) -> tuple[str, int | None]:
     kind, _, index = text.partition(":")
     if kind in ("auto", "cpu") and not index:
         return kind, None
-    if kind == "cuda" and (not index or index.isdigit()):
+    if kind == "cuda" and re.fullmatch("[0-9]{0,4}", index):
         return kind, int(index) if index else None
     raise UserError(f"--device {text}: expected auto, cpu, cuda or cuda:N")
 

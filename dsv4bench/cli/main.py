@@ -7,10 +7,13 @@ import importlib
 import inspect
 import io
 import os
+import re
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
@@ -20,6 +23,8 @@ from dsv4bench.errors import UserError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
+MAY_BE_EMPTY = ("--build",)
+"""Options whose value may be an empty word: what the GitHub action passes on as it is."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,7 @@ def main() -> None:
         for ending in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(ending) is signal.SIG_DFL:  # nohup ignores one of them
                 signal.signal(ending, _end)
+        _refuse_empty(sys.argv[1:])
         sys.path.append(_working_directory())  # files of providers import what lies beside them, as under ``python -m``
         try:
             build(asked)()
@@ -167,6 +173,14 @@ def _settle_streams() -> None:
 def _end(number: int, _: object) -> None:
     """End as on Ctrl-C when asked to by a signal, so that workers are stopped and files are closed."""
     sys.exit(128 + number)
+
+
+def _refuse_empty(words: Sequence[str]) -> None:
+    """Refuse words that a variable which isn't set leaves: ``--out ""`` would be the working directory."""
+    for before, word in pairwise(("dsv4bench", *words)):
+        if (not word and before not in MAY_BE_EMPTY) or re.fullmatch("--[a-z-]+=", word):
+            where = f"with {word[:-1]}" if word else f"after {before}"
+            raise UserError(f"nothing is given {where}; is a variable unset?")
 
 
 def _working_directory() -> str:

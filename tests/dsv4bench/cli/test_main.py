@@ -178,7 +178,12 @@ def test_help_imports_nothing_heavy():
         ),
         (["doctor", "--device", "tpu"], "error: --device tpu: expected auto, cpu, cuda or cuda:N"),
         (["run", "quickstart", "--dry-run", "--device", "tpu"], "error: --device tpu: expected auto, cpu, cuda"),
-        (["run", "quickstart", "--dry-run", "--only", ""], "error: --only '' would select every case"),
+        (
+            ["run", "quickstart", "--dry-run", "--only", ""],
+            "error: nothing is given after --only; is a variable",
+        ),
+        (["run", "quickstart", "--out="], "error: nothing is given with --out; is a variable unset?"),
+        (["doctor", "--device", "cuda:²"], "error: --device cuda:²: expected auto, cpu, cuda or cuda:N"),
         (
             ["run", "quickstart", "--dry-run", "--provider", "eager,topk=eager,topk=reference"],
             "error: --provider eager,topk=eager,topk=reference: stage topk is there twice",
