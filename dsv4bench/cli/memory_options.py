@@ -19,7 +19,9 @@ def _option(help: str, *names: str, panel: str | None = None, metavar: str | Non
 
 
 Size = str
-Model = Annotated[str | None, _option("Preset, or path to a config.json. Default: v4-pro.", "--model", "-m")]
+Model = Annotated[
+    str | None, _option("Preset, published name, or path to a config.json. Default: v4-pro.", "--model", "-m")
+]
 Ctx = Annotated[Size | None, _option("Tokens of the request: 128K, 1M. Default: the model's longest.", "--ctx", "-c")]
 Baseline = Annotated[str, _option("Model to compare with, or none. Default: v3.2.", "--baseline")]
 EngineName = Annotated[
@@ -28,7 +30,10 @@ EngineName = Annotated[
 Main = Annotated[
     str | None, _option("Main and window entries: bf16 (default for ideal) or fp8 (for engines).", "--main")
 ]
-Indexer = Annotated[str | None, _option("Indexer entries: bf16, fp8 or fp4. Default: as --main.", "--indexer")]
+Indexer = Annotated[
+    str | None,
+    _option("Indexer entries: bf16, fp8 or fp4. Default: as --main for ideal, fp8 for engines.", "--indexer"),
+]
 Layout = Annotated[
     str | None, _option("vLLM's kernel layout: flashmla (default) or flashinfer.", "--layout", panel=_SERVING)
 ]

@@ -80,7 +80,8 @@ def gpu_budget(
     ranks = deployment.tp * deployment.dp * deployment.pp
     if count != ranks:
         sizes = f"tp {deployment.tp} · dp {deployment.dp} · pp {deployment.pp} = {ranks}"
-        raise UserError(f"--gpu: {count} GPUs, but {sizes}; make them equal")
+        such = f", such as --tp {count}" if ranks == 1 else ""
+        raise UserError(f"--gpu: {count} GPUs, but {sizes}; make them equal{such}")
     if not 0 < utilization <= 1:
         raise UserError(f"--utilization must be above 0 and at most 1, got {utilization}")
     lines = (

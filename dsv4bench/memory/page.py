@@ -160,7 +160,8 @@ def backend_named(name: str) -> Backend:
 
 def _choose(precision: str, known: Sequence[str], what: str, backend: Backend) -> str:
     if precision not in known:
-        other = [name for name, b in BACKENDS.items() if precision in (b.indexer if what == "indexer" else b.main)]
+        engines = [b for b in BACKENDS.values() if b.name != "plain"]
+        other = [b.name for b in engines if precision in (b.indexer if what == "indexer" else b.main)]
         hint = f"; {precision} needs layout {' or '.join(other)}" if other else ""
         raise UserError(f"layout {backend.name} has no {what} {precision!r}, only {', '.join(known)}{hint}")
     return precision

@@ -43,14 +43,10 @@ def prefill_gather_bytes(shape: ModelShape, context: int, batched_tokens: int) -
 def computed_workspaces(deployment: Deployment) -> tuple[Workspace, ...]:
     """The workspaces that follow from model, context and step size."""
     shape, context, rows = deployment.shape, deployment.max_model_len, deployment.max_num_batched_tokens
-    columns = _logit_columns(shape, context)
-    lines = [
-        Workspace(
-            "indexer logits",
-            indexer_logits_bytes(shape, rows, context),
-            f"{rows:,} rows · {columns:,} candidates · 4 B, if not chunked",
-        )
-    ]
+    lines = []
+    if any(kind.has_indexer for kind in shape.layers):
+        how = f"{rows:,} rows · {_logit_columns(shape, context):,} candidates · 4 B, if not chunked"
+        lines.append(Workspace("indexer logits", indexer_logits_bytes(shape, rows, context), how))
     if shape.is_v4:
         m = _gather_rows(shape, context, rows)
         size = prefill_gather_bytes(shape, context, rows)

@@ -31,6 +31,8 @@ MODEL_TYPES = ("deepseek_v4", "deepseek_v32")
 def load_shape(name_or_path: str) -> ModelShape:
     """The shape of a preset, or of the ``config.json`` at a path (the file or the folder that holds it).
 
+    Where there is no such path, a published name is a preset's too: ``deepseek-ai/DeepSeek-V4-Flash``, ``V4-Flash``.
+
     Raises:
         UserError: neither a preset nor a readable config, or a field of it is missing or impossible.
     """
@@ -44,7 +46,10 @@ def load_shape(name_or_path: str) -> ModelShape:
     if not path.is_file():
         if path.suffix == ".json":
             raise UserError(f"{name_or_path}: no such file; name a config.json, or one of {', '.join(PRESETS)}")
-        close = get_close_matches(name_or_path, PRESETS, n=1)
+        published = name_or_path.rpartition("/")[2].lower().removeprefix("deepseek-")
+        if published in PRESETS:
+            return PRESETS[published]
+        close = get_close_matches(published, PRESETS, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
         known = f"known models are {', '.join(PRESETS)}, or give the path of a config.json"
         raise UserError(f"unknown model {name_or_path!r}: {hint}{known}")

@@ -62,9 +62,11 @@ class Sglang:
 
     Attributes:
         version: a key of `RELEASES`.
+        asked: the version asked for; "" for the newest.
     """
 
     version: str
+    asked: str = ""
 
     options = frozenset(
         {
@@ -176,10 +178,14 @@ class Sglang:
 
     def notes(self, deployment: Deployment) -> tuple[str, ...]:
         """What a reader has to know of these figures."""
-        if deployment.shape.is_v4 and self._rows(deployment)[1] == 0 and not deployment.fixed_state_bytes:
-            each = f"{self._fixed_state_bytes(deployment):,} B a request slot"
-            return (f"the request-scoped c128 state ({each}) is not counted: give --fixed-state as logged",)
-        return ()
+        notes = []
+        if self.asked and self.asked.removeprefix("v") != self.version:
+            notes.append(f"SGLang {self.asked}: taken to be as {self.version}, the last known release not after it")
+        fixed = self._fixed_state_bytes(deployment) if self._rows(deployment)[1] == 0 else 0
+        if fixed and not deployment.fixed_state_bytes:
+            each = f"{fixed:,} B a request slot"
+            notes.append(f"the request-scoped c128 state ({each}) is not counted: give --fixed-state as logged")
+        return tuple(notes)
 
     def _rows(self, deployment: Deployment) -> tuple[int, int]:
         defaults = RELEASES[self.version]
@@ -262,4 +268,4 @@ def engine(version: str) -> Sglang:
     known = [name for name in RELEASES if name != "latest" and tuple(map(int, name.split("."))) <= number]
     if not known:
         raise UserError(f"unknown SGLang version {version!r}; known are {VERSIONS}")
-    return Sglang(known[-1])
+    return Sglang(known[-1], version)

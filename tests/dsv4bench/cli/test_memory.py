@@ -227,7 +227,9 @@ def test_a_target_that_cannot_be_written_is_refused_before_anything_is_printed()
         (["--engine", "vllm", "--available", "80"], "--available: '80' has no unit; write 80GiB, or 80B for bytes"),
         (["--engine", "vllm", "--gpu", "H200", "--weights", "110"], "--weights: '110' has no unit"),
         (["--engine", "vllm", "--gpu", "-1xH200"], "--gpu: '-1xH200' is not of the form 8xH200"),
-        (["--engine", "vllm", "--gpu", "8xH200"], "8 GPUs, but tp 1 · dp 1 · pp 1 = 1; make them equal"),
+        (["--engine", "vllm", "--gpu", "8xH200"], "dp 1 · pp 1 = 1; make them equal, such as --tp 8"),
+        (["--engine", "llama.cpp", "--gpu", "2xH200"], "--gpu: llama.cpp is accounted on one GPU; give --gpu H200"),
+        (["--gpu", "8xH200"], "capacity needs an allocator: give --engine"),
         (
             ["--engine", "vllm", "--gpu", "H200", "--available", "9GiB"],
             "give one of --available, --gpu and --num-blocks",

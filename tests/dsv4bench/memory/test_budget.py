@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from dsv4bench.errors import UserError
@@ -5,7 +7,7 @@ from dsv4bench.memory.budget import Given, attention_workspaces, given_budget, g
 from dsv4bench.memory.deployment import Deployment
 from dsv4bench.memory.workspaces import computed_workspaces, prefill_gather_bytes
 from dsv4bench.model.gpus import GPUS
-from dsv4bench.model.shape import V3_2, V4_FLASH, V4_PRO
+from dsv4bench.model.shape import V3_2, V4_FLASH, V4_PRO, LayerKind
 
 GIB = 2**30
 PLAN = Deployment(V4_PRO, tp=8)
@@ -37,6 +39,11 @@ def test_a_small_logits_workspace_is_not_rounded_up_to_the_budget() -> None:
 def test_v32_scores_every_token_and_gathers_nothing() -> None:
     lines = computed_workspaces(Deployment(V3_2, max_model_len=1000, max_num_batched_tokens=10))
     assert [(line.name, line.bytes) for line in lines] == [("indexer logits", 10 * 1024 * 4)]
+
+
+def test_a_model_without_an_indexer_has_no_logits() -> None:
+    plan = Deployment(replace(V4_FLASH, layers=(LayerKind.SWA, LayerKind.C128A)))
+    assert [line.name for line in computed_workspaces(plan)] == ["prefill gather"]
 
 
 def test_the_gather_workspace_holds_four_requests_of_entries_and_window() -> None:

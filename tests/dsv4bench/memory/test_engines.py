@@ -236,6 +236,12 @@ def test_more_memory_never_fits_less(name: str, gib: int, more: int, length: int
     assert small.largest_context <= large.largest_context
 
 
+def test_a_release_of_sglang_between_the_known_ones_is_said_to_be_taken_as_one() -> None:
+    plan = Deployment(V4_FLASH)
+    assert engine_named("sglang@0.5.13").notes(plan) == ()
+    assert "SGLang 0.5.20: taken to be as 0.5.13" in engine_named("sglang@0.5.20").notes(plan)[0]
+
+
 def test_state_of_newer_sglang_is_request_scoped_and_a_note_says_what_it_takes() -> None:
     assert "10,485,760 B" not in "".join(engine_named("sglang@0.5.13").notes(Deployment(V4_FLASH)))
     assert "10,485,760 B a request slot" in engine_named("sglang").notes(Deployment(V4_FLASH))[0]

@@ -2,6 +2,7 @@ import time
 
 import pytest
 
+from dsv4bench.errors import UserError
 from dsv4bench.memory.deployment import Deployment
 from dsv4bench.memory.engines.vllm import engine
 from dsv4bench.memory.layout import build_layout
@@ -9,7 +10,7 @@ from dsv4bench.memory.rates import Rates
 from dsv4bench.memory.replay import RunAllocator
 from dsv4bench.memory.simulate import Outcome, pools_of, replay, simulate
 from dsv4bench.memory.trace import TraceRequest, built_in
-from dsv4bench.model.shape import V4_FLASH
+from dsv4bench.model.shape import V4_FLASH, LayerKind
 
 LAYOUT = build_layout(V4_FLASH.layers)
 LONGEST = engine("").capacity(Deployment(V4_FLASH), 2**40).group_blocks
@@ -91,6 +92,12 @@ def test_pools_say_what_sharing_saves_and_what_slabs_cost() -> None:
     assert pools.separate_bytes == 80 * 1_002_240 + 60 * (823_680 + 786_240)
     assert pools.first_full == "window0"
     assert 0.9 < pools.stranded < 1
+
+
+def test_windows_that_reuse_cannot_follow_are_refused() -> None:
+    wide = build_layout((LayerKind.SWA, LayerKind.C4A), sliding_window=4096)
+    with pytest.raises(UserError, match="--simulate replays windows of up to 256 tokens; this model's is 4,096"):
+        simulate("x", built_in("chat", 5), wide, LONGEST, None, rates=Rates())
 
 
 def slowdown() -> float:

@@ -24,6 +24,21 @@ def test_a_preset_is_loaded_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "preset"),
+    [("deepseek-ai/DeepSeek-V4-Flash", V4_FLASH), ("DeepSeek-V3.2", V3_2), ("V4-Pro", V4_PRO)],
+)
+def test_a_published_name_is_a_presets(name: str, preset: ModelShape) -> None:
+    assert load_shape(name) is preset
+
+
+def test_a_folder_goes_before_a_published_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "DeepSeek-V4-Flash").mkdir()
+    (tmp_path / "DeepSeek-V4-Flash" / "config.json").write_text((CONFIGS / "v4_pro.json").read_text())
+    assert load_shape("DeepSeek-V4-Flash").layers == V4_PRO.layers
+
+
+@pytest.mark.parametrize(
     ("file", "preset"), [("v4_pro.json", V4_PRO), ("v4_flash.json", V4_FLASH), ("v3_2.json", V3_2)]
 )
 def test_a_published_config_reads_as_its_preset(file: str, preset: ModelShape) -> None:
