@@ -2,17 +2,23 @@
 
 The parent sends ``Probe`` or ``Measure``. The worker answers a probe with ``Found``, and a measurement with any number
 of ``Working`` and ``Measured`` and one ``Done``; ``Ready`` is answered with ``Go``. ``Trace`` is the last task of a
-worker, answered with ``Working``, one ``Traced`` a case and ``Done``.
+worker, answered with ``Working``, one ``Traced`` a case and ``Done``. A worker that verifies gets one ``Try`` after
+another, each answered with ``Tried``.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from dsv4bench.bench.device import Device
 from dsv4bench.bench.settings import Settings
 from dsv4bench.results.manifest import Ceilings
 from dsv4bench.results.row import Gaps, Row
 from dsv4bench.scenario.case import Case
+
+if TYPE_CHECKING:  # a worker may take the kernels, which these import, from another revision
+    from dsv4bench.verify.suite import Outcome
+    from dsv4bench.verify.trial import Setting
 
 
 @dataclass(frozen=True)
@@ -108,3 +114,23 @@ class Traced:
     case_id: str
     gaps: Gaps | None
     reason: str = ""
+
+
+@dataclass(frozen=True)
+class Try:
+    """Try a row of the conformance suite, one of ``jobs`` at once; the inputs of a failure go to ``folder``."""
+
+    provider: str
+    row: int
+    setting: "Setting"
+    allow: frozenset[str]
+    folder: Path
+    jobs: int
+
+
+@dataclass(frozen=True)
+class Tried:
+    """Answer to ``Try``; ``healthy`` unless the device context broke and the process ends."""
+
+    outcome: "Outcome"
+    healthy: bool = True

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dsv4bench.bench.checkout import Checkout, adopt
-from dsv4bench.bench.messages import Found, Go, Measure, Probe, Trace
+from dsv4bench.bench.messages import Found, Go, Measure, Probe, Trace, Try
 from dsv4bench.errors import MeasurementError
 
 START_TIMEOUT = 300.0
@@ -60,7 +60,7 @@ class Worker:
         theirs.close()
         self._pid = self.process.pid
 
-    def send(self, task: Probe | Measure | Trace | Go) -> None:
+    def send(self, task: Probe | Measure | Trace | Go | Try) -> None:
         """Give it a task; a worker that is gone is noticed by ``receive``."""
         with contextlib.suppress(OSError):
             self.connection.send(task)
@@ -161,6 +161,10 @@ def serve(connection: Connection, log: str, environment: dict[str, str], checkou
             return
         if isinstance(task, Probe):
             connection.send(workshop.probe(task))
+        elif isinstance(task, Try):
+            from dsv4bench.bench.conformance import try_row
+
+            connection.send(try_row(task))
         elif isinstance(task, Trace):
             workshop.trace(task)
             return

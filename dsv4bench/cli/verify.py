@@ -2,9 +2,9 @@
 
 import json
 import re
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -29,6 +29,8 @@ SHOWN = {name: lambda value: f"{value:.4g}" for name in ("snr_db", "recall", "ls
     name: lambda value: f"{value:.6f}" for name in ("cosine", "selection_recall")
 }
 FAILURES = Path("verify-failures")
+MOST_REPLAYS = 3
+"""Failures whose command is printed; all are saved."""
 
 
 def verify(
@@ -50,6 +52,9 @@ def verify(
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of everything random.")] = 0,
     replay: Annotated[Path | None, typer.Option(help="Try a failure again that an earlier run saved.")] = None,
     save: Annotated[Path, typer.Option(help="Folder for the inputs of failures, a subfolder per provider.")] = FAILURES,
+    jobs: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Try so many rows at once, each in a process of its own.")
+    ] = 1,
     format: Annotated[Format, typer.Option(help="How to print the results.")] = Format.TABLE,
 ) -> None:
     """Check a provider's stages against the reference on everything that implementations get wrong in the field.
@@ -81,11 +86,13 @@ def verify(
         require_writable(save)
         kinds = layer or list(LayerKind)
         plan = _plan(tried, select_rows(only or []), kinds, cache or [], where, quick, seed)
-        outcomes, finished = _run(tried, plan, allowed)
+        folder = save / re.sub(r"[^\w.-]+", "-", provider).strip("-")
+        found = _in_turn(tried, plan, allowed, folder) if jobs == 1 else _at_once(provider, plan, allowed, folder, jobs)
+        outcomes, finished = _collect(found, plan)
     if not finished and not outcomes:
         raise KeyboardInterrupt
     _print(outcomes, _against_fp32(tried, outcomes, quick) if replay is None and finished else {}, format)
-    _conclude(outcomes, save if replay is None else None, provider, finished=finished)
+    _conclude(outcomes, provider, finished=finished)
 
 
 def _deviations(names: Sequence[str]) -> frozenset[str]:
@@ -143,22 +150,40 @@ def _supported(provider: Provider, label: str, kinds: Sequence[LayerKind], devic
     return any(need.stages and support_of(provider, need).ok for need in needs)
 
 
-def _run(provider: Provider, plan: "list[tuple[Row, Setting]]", allow: frozenset[str]) -> "tuple[list[Outcome], bool]":
-    """What was tried, and whether that is all of the plan: Ctrl-C ends it early and loses nothing."""
-    from dsv4bench.verify.suite import run_row
+def _in_turn(
+    provider: Provider, plan: "Sequence[tuple[Row, Setting]]", allow: frozenset[str], folder: Path
+) -> "Iterator[Outcome]":
+    from dsv4bench.verify.attempt import attempt
 
+    return (attempt(provider, row, setting, allow, folder) for row, setting in plan)
+
+
+def _at_once(
+    provider: str, plan: "Sequence[tuple[Row, Setting]]", allow: frozenset[str], folder: Path, jobs: int
+) -> "Iterator[Outcome]":
+    from dsv4bench.bench.conformance import attempt_all
+    from dsv4bench.bench.messages import Try
+
+    tasks = [Try(provider, row.number, setting, allow, folder, jobs) for row, setting in plan]
+    with TemporaryDirectory() as scratch:
+        yield from attempt_all(tasks, jobs, Path(scratch) / "worker.log")
+
+
+def _collect(found: "Iterator[Outcome]", plan: "Sequence[tuple[Row, Setting]]") -> "tuple[list[Outcome], bool]":
+    """Outcomes in the order of the plan, and whether they are all: Ctrl-C ends it early and loses nothing."""
     outcomes: list[Outcome] = []
-    for row, setting in plan:
-        try:
-            outcome = run_row(provider, row, setting, allow=allow)
-        except KeyboardInterrupt:
-            return outcomes, False
-        outcomes.append(outcome)
-        if sys.stderr.isatty():
-            typer.echo(
-                f"{row.number:>3} {row.name} {setting.kind}: {outcome.status} ({outcome.seconds:.1f} s)", err=True
-            )
-    return outcomes, True
+    finished = True
+    try:
+        for outcome in found:
+            outcomes.append(outcome)
+            if not _of_others(outcome):
+                row, setting = outcome.row, outcome.setting
+                name = f"{row.number:>3} {row.name} {setting.kind} {setting.precision.label}"
+                typer.echo(f"{name}: {outcome.status} ({outcome.seconds:.1f} s)", err=True)
+    except KeyboardInterrupt:
+        finished = False
+    order = {(row.number, setting): place for place, (row, setting) in enumerate(plan)}
+    return sorted(outcomes, key=lambda one: order[one.row.number, one.setting]), finished
 
 
 def _against_fp32(provider: Provider, outcomes: "list[Outcome]", quick: bool) -> dict[tuple[str, str], Any]:
@@ -200,33 +225,39 @@ def _print(outcomes: "list[Outcome]", against_fp32: dict[tuple[str, str], Any], 
     elif format is Format.CSV:
         print_records([outcome_record(o) for o in outcomes], format, {})
     else:
-        print_records([outcome_line(o) for o in outcomes], format, {})
+        print_records([outcome_line(o) for o in outcomes if not _of_others(o)], format, {})
         if accuracy:
             typer.echo("")
             print_records(accuracy, format, SHOWN)
 
 
-def _conclude(outcomes: "list[Outcome]", save: Path | None, provider: str, *, finished: bool) -> None:
-    """Say how it ended on stderr; save the inputs of failures.
+def _of_others(outcome: "Outcome") -> bool:
+    """Whether a row was skipped because the provider has none of its stages."""
+    return outcome.status.value == "skipped" and not outcome.stages
+
+
+def _conclude(outcomes: "list[Outcome]", provider: str, *, finished: bool) -> None:
+    """Say how it ended on stderr, and how to try failures again.
 
     Raises:
         KeyboardInterrupt: it did not finish.
         MeasurementError: something failed, or nothing could be tried.
     """
-    from dsv4bench.verify.replay import save_failure
     from dsv4bench.verify.suite import Status
 
     counts = {status: sum(o.status is status for o in outcomes) for status in Status}
-    failed = [o for o in outcomes if o.status is Status.FAIL]
-    if save is not None:
-        folder = save / re.sub(r"[^\w.-]+", "-", provider).strip("-")
-        for path in [save_failure(outcome, folder) for outcome in failed]:
-            typer.echo(f"saved: dsv4bench verify --provider {provider} --replay {path}", err=True)
+    saved = [o.saved for o in outcomes if o.saved is not None]
+    for path in saved[:MOST_REPLAYS]:
+        typer.echo(f"saved: dsv4bench verify --provider {provider} --replay {path}", err=True)
+    if len(saved) > MOST_REPLAYS:
+        typer.echo(f"saved: {len(saved) - MOST_REPLAYS} more in {saved[0].parent}", err=True)
     text = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    if others := sum(_of_others(o) for o in outcomes):
+        text += f" (not shown: {others} rows about stages that it lacks)"
     if not finished:
         typer.echo(f"{provider} so far: {text}", err=True)
         raise KeyboardInterrupt
-    if failed:
+    if counts[Status.FAIL]:
         raise MeasurementError(f"{provider} is not conformant: {text}")
     if not counts[Status.PASS] + counts[Status.DEVIATION]:
         reasons = "; ".join(dict.fromkeys(o.reason for o in outcomes))

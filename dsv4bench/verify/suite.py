@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -113,6 +114,7 @@ class Outcome:
         failed_call: stage name and arguments of the first call whose check failed.
         notes: facts that are neither right nor wrong.
         seconds: how long it took.
+        saved: file with the inputs of a failure.
     """
 
     row: Row
@@ -124,6 +126,7 @@ class Outcome:
     failed_call: tuple[str, dict[str, Any]] | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
+    saved: Path | None = None
 
     @property
     def worst(self) -> Difference | None:

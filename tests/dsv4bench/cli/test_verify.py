@@ -11,6 +11,9 @@ from dsv4bench.cli.verify import verify
 from dsv4bench.errors import MeasurementError, UserError
 
 FAULTY = """
+import os
+import signal
+
 import torch
 from dsv4_kernels import reference
 from dsv4bench.providers.base import SUPPORTED
@@ -34,6 +37,13 @@ class Right(Faulty):
 class Raising(Faulty):
     def topk(self, **tensors):
         raise ZeroDivisionError("division by zero")
+
+
+class Dying(Right):
+    def topk(self, *, logits, candidate_lens, k):
+        if k == 1024:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return reference.topk(logits=logits, candidate_lens=candidate_lens, k=k)
 
 
 class PlainYes(Faulty):
@@ -77,9 +87,9 @@ def test_the_table_says_case_stages_status_error_and_where():
 
 
 def test_an_interrupted_check_shows_what_it_tried(provider, monkeypatch):
-    from dsv4bench.verify import suite
+    from dsv4bench.verify import attempt
 
-    tried, run_row = [], suite.run_row
+    tried, run_row = [], attempt.run_row
 
     def interrupt_the_second(*arguments, **options):
         if tried:
@@ -87,7 +97,7 @@ def test_an_interrupted_check_shows_what_it_tried(provider, monkeypatch):
         tried.append(run_row(*arguments, **options))
         return tried[0]
 
-    monkeypatch.setattr(suite, "run_row", interrupt_the_second)
+    monkeypatch.setattr(attempt, "run_row", interrupt_the_second)
     words = ("--only", "short-contexts", "--only", "tile-edges", "--provider", f"{provider}:Right")
     lines = output(*words, code=130).splitlines()
     assert "short-contexts" in lines[1]
@@ -130,6 +140,31 @@ def test_a_kernel_that_breaks_is_a_row_of_the_table_and_no_traceback(provider, t
     assert isinstance(result.exception, MeasurementError)
     assert finding in result.stdout
     assert "no figures over fp32 caches for c4a fp8+fp8: " in result.stderr
+
+
+def test_rows_in_processes_of_their_own_come_in_order_and_one_that_kills_its_process_fails_alone(provider, tmp_path):
+    words = ("--provider", f"{provider}:Dying", "--only", "19", "--only", "12", "--only", "7", "--layer", "c4a")
+    result = invoke(*words, "--layer", "dsa", "--jobs", "2", "--save", str(tmp_path / "f"))
+    assert isinstance(result.exception, MeasurementError)
+    assert str(result.exception).endswith(
+        "is not conformant: 2 pass, 1 fail, 2 skipped (not shown: 2 rows about stages that it lacks)"
+    )
+    shown = [line.split() for line in result.stdout.splitlines()[1:4]]
+    assert [(words[0], words[2], words[words.index("fp8+fp8") + 1 :][:2]) for words in shown] == [
+        ("12", "c4a", ["topk", "pass"]),
+        ("12", "dsa", ["topk", "pass"]),
+        ("19", "c4a", ["fail", "layer:"]),
+    ]
+    assert "layer: the worker process was killed by SIGKILL" in result.stdout
+
+
+def test_a_failure_in_a_process_of_its_own_is_saved_and_replays(provider, tmp_path):
+    words = ("--provider", f"{provider}:Faulty", "--only", "12", "--layer", "c4a", "--save", str(tmp_path / "f"))
+    with pytest.raises(MeasurementError, match="not conformant: 1 fail"):
+        output(*words, "--jobs", "3")
+    (path,) = (tmp_path / "f").rglob("*.pt")
+    with pytest.raises(MeasurementError, match="not conformant: 1 fail"):
+        output("--provider", f"{provider}:Faulty", "--replay", str(path))
 
 
 def test_support_that_is_no_support_is_refused_in_a_sentence(provider):
