@@ -153,18 +153,18 @@ def _plot_concurrency(account: Account, axis: "Axes") -> None:
     assert account.capacity is not None
     points = _contexts(max(account.deployment.max_model_len, 16384))
     got = account.capacity
-    counts = [
-        account.engine.capacity(account.deployment.at(n), got.available_bytes, _blocks(account)).concurrency
-        for n in points
-    ]
-    axis.plot(points, counts, "-o", color="#4477AA", markersize=3)
+    found = [account.engine.capacity(account.deployment.at(n), got.available_bytes, _blocks(account)) for n in points]
+    if decoding := [each.decoding_requests for each in found if each.decoding_requests is not None]:
+        axis.plot(points, decoding, "--", color="#4477AA", label="decoding")
+    axis.plot(points, [each.concurrency for each in found], "-o", color="#4477AA", markersize=3, label="concurrency")
+    axis.legend(frameon=False)
     axis.plot([got.max_model_len], [got.concurrency], "D", color="black")
     axis.annotate(f"{got.concurrency:.2f}×", (got.max_model_len, got.concurrency), textcoords="offset points",
                   xytext=(0, 9), ha="center")  # fmt: skip
     axis.axhline(1, color="#BB5566", linewidth=1)
     _token_axis(axis, points, "max_model_len")
     axis.set_yscale("log")
-    axis.set_ylabel("concurrency")
+    axis.set_ylabel("requests")
     axis.set_title("Requests that fit, per GPU and dp rank (red: one)", loc="left")
 
 
