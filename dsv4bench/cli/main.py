@@ -67,6 +67,11 @@ COMMANDS = {
         "selftest",
         "Measure a scenario against itself and store what differs: the gate's least tolerance per case.",
     ),
+    "report": Command(
+        "report",
+        "report",
+        "Print a run that is stored: its table, its stages, or where it loses most against the floor.",
+    ),
     "plot": Command(
         "plot", "plot", "Write speedups.png and kv_memory.png of a run, and what its schedules or models give beyond."
     ),

@@ -212,6 +212,14 @@ def _resumable(path: Path, see: "Callable[[Event], None]") -> "Iterator[Callable
 def _report(run: Run, format: Format, stages: bool) -> None:
     """Print a run and leave with its exit code."""
     from dsv4bench.bench.session import exit_code
+
+    print_run(run, format, stages)
+    if code := exit_code(run.rows):
+        raise typer.Exit(code)
+
+
+def print_run(run: Run, format: Format, stages: bool) -> None:
+    """Print a run's tables, and on stderr its warnings and where its time went."""
     from dsv4bench.report.layers_and_models import further_tables
     from dsv4bench.report.run_table import run_csv, run_json, run_markdown, run_table, stage_table
 
@@ -233,8 +241,6 @@ def _report(run: Run, format: Format, stages: bool) -> None:
             typer.echo(run_json(run), nl=False)
     for line in _closing(run):
         typer.echo(line, err=True)
-    if code := exit_code(run.rows):
-        raise typer.Exit(code)
 
 
 def _closing(run: Run) -> list[str]:

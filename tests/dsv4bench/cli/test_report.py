@@ -1,0 +1,70 @@
+"""A stored run as text, from files alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from dsv4bench.cli.report import report
+from dsv4bench.errors import UserError
+
+BASELINES = Path(__file__).parents[3] / "reports" / "baselines" / "h200"
+
+
+def stored(scenario: str) -> str:
+    """The newest stored run of a scenario."""
+    return str(max((BASELINES / scenario).glob("*.json")))
+
+
+def output(*words: str) -> str:
+    app = typer.Typer()
+    app.command()(report)
+    result = CliRunner().invoke(app, list(words))
+    if result.exception:
+        raise result.exception
+    return result.stdout
+
+
+def test_a_stored_run_is_printed_as_it_was_when_it_ended() -> None:
+    lines = output(stored("quickstart")).splitlines()
+    assert lines[0].split()[:3] == ["case", "provider", "median"]
+    rows = json.loads(Path(stored("quickstart")).read_text())["rows"]
+    assert sum(line.startswith("v") and line.split()[-1] == "ok" for line in lines) >= len(rows)
+
+
+def test_stages_are_printed_on_demand() -> None:
+    assert "  sparse_attention" not in output(stored("quickstart"))
+    assert "  sparse_attention" in output(stored("quickstart"), "--stages")
+
+
+def test_losses_are_the_stages_that_take_longest_beyond_their_floor() -> None:
+    found = json.loads(output(stored("fusions"), "--losses", "5", "--provider", "triton", "--format", "json"))
+    assert len(found) == 5
+    assert {record["provider"] for record in found} == {"triton"}
+    lost = [record["lost"] for record in found]
+    assert lost == sorted(lost, reverse=True)
+    best = found[0]
+    assert best["lost"] == pytest.approx(best["time"] - best["floor"])
+    rows = json.loads(Path(stored("fusions")).read_text())["rows"]
+    every = [
+        stage["timing"]["median"] - stage["floor"]
+        for row in rows
+        for stage in row.get("stages", [])
+        if stage["provider"] == "triton" and stage.get("timing") and stage.get("floor")
+    ]
+    assert best["lost"] == max(every)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--provider", "triton"], "--provider goes with --losses N"),
+        (["--losses", "3", "--stages"], "leave --stages out"),
+        (["--losses", "3", "--provider", "mine"], "no such provider in .*; it has .*triton"),
+    ],
+)
+def test_flags_that_say_nothing_together_are_refused(words: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        output(stored("fusions"), *words)
