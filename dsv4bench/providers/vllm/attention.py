@@ -46,9 +46,9 @@ def sparse_attention(
     c4a layer makes its lengths anew; what they will be follows from the candidates of the step, so its plan hangs on
     those.
 
-    A token of a step sees at least itself, and lists end in −1. Where the arguments aren't known to be a step's, two
-    small kernels that vLLM doesn't need see to what it doesn't promise: an LSE of −∞ for a token that sees nothing,
-    where FlashMLA gives +∞, and V3.2's lengths, which it isn't handed.
+    A token of a step sees at least itself, and lists end in −1. Where the arguments aren't known to be a step's, small
+    kernels that vLLM doesn't need see to what it doesn't promise: 0 and an LSE of −∞ for a token that sees nothing,
+    where FlashMLA gives +∞ or, in V3.2, anything; and V3.2's lengths, which it isn't handed.
     """
     if not len(q):
         return q.new_empty((0, q.shape[1], HEAD_DIM)), q.new_empty((0, q.shape[1]), dtype=torch.float32)
@@ -62,7 +62,7 @@ def sparse_attention(
         plan_for = compressed_lens if split is None or candidate_lens is None else candidate_lens
         rows = latent_rows(len(q), q.shape[1], split)
         o, lse = _latent_decode(library, q, rows, compressed_cache, compressed_indices, plan_for, softmax_scale)
-        return o, lse if split else _without_plus_infinity(lse)
+        return (o, lse) if split else _emptied(o, lse, (compressed_indices, compressed_lens))
     assert window_indices is not None
     assert window_lens is not None
     boundary = split.decode_tokens if split and window_block_table is not None else len(q)
@@ -85,7 +85,12 @@ def sparse_attention(
         arguments = (padded, out, *caches, prompts, sinks, softmax_scale)
         found += attend_prompts(library, variant, *arguments)
     lse = (found[0] if len(found) == 1 else torch.cat(found))[:, :heads]
-    return out[:, :heads], lse if split else _without_plus_infinity(lse)
+    if split:
+        return out[:, :heads], lse
+    seen = [(window_indices, window_lens)]
+    if compressed_indices is not None and compressed_lens is not None:
+        seen.append((compressed_indices, compressed_lens))
+    return _emptied(out[:, :heads], lse, *seen)
 
 
 def _cut(indices: torch.Tensor, lens: torch.Tensor) -> torch.Tensor:
@@ -94,9 +99,13 @@ def _cut(indices: torch.Tensor, lens: torch.Tensor) -> torch.Tensor:
     return torch.where(column < lens[:, None], indices, -1)
 
 
-def _without_plus_infinity(lse: torch.Tensor) -> torch.Tensor:
-    """The LSE with −∞ for tokens that see nothing."""
-    return lse.masked_fill(lse == float("inf"), float("-inf"))
+def _emptied(o: torch.Tensor, lse: torch.Tensor, *lists: Result) -> Result:
+    """Output 0 and an LSE of −∞ for tokens that have no entry in any list, each of indices [T, n] and lengths [T]."""
+    seen = torch.zeros(len(o), dtype=torch.bool, device=o.device)
+    for indices, lens in lists:
+        column = torch.arange(indices.shape[1], device=indices.device)
+        seen |= ((indices >= 0) & (column < lens[:, None])).any(1)
+    return o.masked_fill(~seen[:, None, None], 0), lse.masked_fill(~seen[:, None], float("-inf"))
 
 
 def with_padding(q: torch.Tensor) -> torch.Tensor:

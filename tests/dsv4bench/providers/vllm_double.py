@@ -226,7 +226,10 @@ def flash_mla_with_kvcache(
             "compressed_lens": extra_topk_length,
         }
     o, lse = reference.sparse_attention(q=q[:, 0], **window, **extra, sink=attn_sink, softmax_scale=softmax_scale)
-    lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # FlashMLA's mark of a token that sees nothing
+    nothing = lse == -torch.inf
+    lse = lse.masked_fill(nothing, torch.inf)  # FlashMLA's mark of a token that sees nothing
+    if window["window_cache"] is None:
+        o, lse = o.masked_fill(nothing[..., None], 7.0), lse.masked_fill(nothing, 7.0)  # in V3.2 anything may come out
     if out is None:
         return o.unflatten(0, (batch, tokens)), lse.unflatten(0, (batch, tokens)).transpose(1, 2)
     assert tokens == 1
