@@ -86,6 +86,8 @@ def compare_log(log: ServerLog, shape: ModelShape | None = None) -> Comparison:
 # --- vLLM ------------------------------------------------------------------------------------------------------------
 def _vllm(log: ServerLog, shape: ModelShape) -> Comparison:
     length, tokens = log.integer("max_model_len"), log.integer("kv_cache_tokens")
+    if length == 0:
+        raise UserError(f"{log.path}: 'Maximum concurrency for 0 tokens per request' says no length of a request")
     if length is None:
         raise UserError(f"{log.path}: the line 'Maximum concurrency for … tokens per request' is missing")
     base = Deployment(

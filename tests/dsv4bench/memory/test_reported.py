@@ -156,6 +156,10 @@ def test_numbers_that_are_none_are_not_read(tmp_path: Path) -> None:
         ("model='llama' Available KV cache memory: 1.00 GiB\n", "names the model 'llama'"),
         ("model='v4-pro' Available KV cache memory: 1.00 GiB\n", "the line 'Maximum concurrency for"),
         (
+            "model='v4-pro' Available KV cache memory: 1.00 GiB\nMaximum concurrency for 0 tokens per request: 1.00x\n",
+            "'Maximum concurrency for 0 tokens per request' says no length",
+        ),
+        (
             "model='v4-pro' GPU KV cache size: 9 tokens\nMaximum concurrency for 8 tokens per request: 1.00x\n",
             "neither 'Available KV cache memory' nor a number of GPU blocks",
         ),
