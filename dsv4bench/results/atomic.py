@@ -17,8 +17,26 @@ def replacing(path: Path) -> Iterator[Path]:
         path: of the output; the file that is given has the same suffix.
 
     Raises:
-        OSError: the folder can't be written.
+        OSError: it can't be written; the error names ``path``.
     """
+    with naming(path):
+        yield from _replacing(path)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name a file in the errors of writing to it: the system leaves that out when the disk is full.
+
+    Raises:
+        OSError: what went wrong, with ``path`` as its file name.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def _replacing(path: Path) -> Iterator[Path]:
     if path.is_symlink() or (path.exists() and not path.is_file()):
         yield path
         return

@@ -16,7 +16,7 @@ from typing import IO, Any, TypeVar
 from pydantic import ValidationError
 
 from dsv4bench.errors import IncomparableError, UserError
-from dsv4bench.results.atomic import write_text
+from dsv4bench.results.atomic import naming, write_text
 from dsv4bench.results.manifest import Manifest
 from dsv4bench.results.row import SCHEMA_VERSION, Row
 
@@ -98,7 +98,8 @@ class RunDirectory:
     def _append(self, name: str, lines: list[str]) -> None:
         if not lines:
             return
-        with (self.path / name).open("a", encoding="utf-8") as file:
+        path = self.path / name
+        with naming(path), path.open("a", encoding="utf-8") as file:
             file.write("".join(line + "\n" for line in lines))
             _sync(file)
 

@@ -1,8 +1,9 @@
+import errno
 import os
 
 import pytest
 
-from dsv4bench.results.atomic import replacing, write_text
+from dsv4bench.results.atomic import naming, replacing, write_text
 
 
 def test_a_file_is_replaced_whole_and_its_folders_are_made(tmp_path):
@@ -28,6 +29,17 @@ def test_whatever_stops_the_writing_leaves_the_earlier_file_and_nothing_else(tmp
         stopped()
     assert path.read_text() == "earlier"
     assert os.listdir(tmp_path) == ["b.png"]
+
+
+def test_an_error_of_the_disk_names_the_file(tmp_path):
+    with pytest.raises(OSError, match="No space left on device") as caught, naming(tmp_path / "b"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert caught.value.filename == str(tmp_path / "b")
+    full = tmp_path / "full"
+    full.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        write_text(full, "x" * 100_000)
+    assert caught.value.filename == str(full)
 
 
 def test_a_link_and_a_pipe_are_written_to_and_stay_what_they_are(tmp_path):
