@@ -7,6 +7,7 @@ needs a worker for every group of cases.
 
 import contextlib
 import faulthandler
+import io
 import multiprocessing
 import os
 import signal
@@ -180,6 +181,8 @@ def _redirect_output(log: str) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # the last words of a worker that is killed are in the log too
     faulthandler.enable()
 
 

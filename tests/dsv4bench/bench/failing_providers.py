@@ -96,7 +96,7 @@ class Hangs(EagerProvider):
     name = "hangs"
 
     def sparse_attention(self, **arguments):
-        print("hanging now", flush=True)
+        print("hanging now")
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         note = Path(os.environ["HANGING_CHILD"])
         note.with_suffix(".new").write_text(str(child.pid))
