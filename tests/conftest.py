@@ -1,7 +1,9 @@
 """Shared by all tests: the same draws and a plain terminal for each, and no GPU tests where there is no GPU."""
 
+import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,11 +21,13 @@ TERMINAL = (
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _plain_terminal() -> Iterator[None]:
-    """Output is captured, whatever the environment of a CI system says that it is."""
+def _environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Output is captured, whatever a CI system says that it is; Triton has a cache where there is no home to put it."""
     with pytest.MonkeyPatch.context() as patch:
         for name in TERMINAL:
             patch.delenv(name, raising=False)
+        if "TRITON_CACHE_DIR" not in os.environ and not os.access(Path.home(), os.W_OK):
+            patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
         yield
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 from dsv4bench.bench.device import Device
 from dsv4bench.bench.environment import describe_environment, git_state, safe_variables
 
+IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false")
+
 
 def test_secrets_are_dropped_and_paths_are_relative():
     variables = {
@@ -20,7 +22,8 @@ def test_secrets_are_dropped_and_paths_are_relative():
     assert safe_variables(variables, Path("/home/me/work")) == {"CUDA_HOME": ".", "TRITON_CACHE_DIR": "cache"}
 
 
-def test_a_checkout_is_named_by_commit_and_by_what_is_uncommitted(tmp_path):
+def test_a_checkout_is_named_by_commit_and_by_what_is_uncommitted(tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))  # of a repository that pytest may work in
     assert git_state(tmp_path) == (None, None)
 
     def git(*arguments):
@@ -29,7 +32,7 @@ def test_a_checkout_is_named_by_commit_and_by_what_is_uncommitted(tmp_path):
     git("init")
     (tmp_path / "a.py").write_text("1")
     git("add", "a.py")
-    git("-c", "user.name=t", "-c", "user.email=t@t", "commit", "-m", "a")
+    git(*IDENTITY, "commit", "-m", "a")
     sha, dirty = git_state(tmp_path)
     assert len(sha) == 40
     assert dirty is None
@@ -50,7 +53,7 @@ def test_an_archive_of_a_commit_says_which_it_is(tmp_path):
     for name in (".git_archival.txt", ".gitattributes"):
         (tmp_path / name).write_text((root / name).read_text())
     git("add", ".")
-    git("-c", "user.name=t", "-c", "user.email=t@t", "commit", "-m", "a")
+    git(*IDENTITY, "commit", "-m", "a")
     sha = git("rev-parse", "HEAD", text=True).strip()
     assert git_state(tmp_path)[0] == sha  # the placeholder is not taken for a commit
     unpacked = tmp_path / "unpacked"

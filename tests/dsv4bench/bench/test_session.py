@@ -15,7 +15,7 @@ from dsv4bench.bench.device import Device
 from dsv4bench.bench.execute import Executor
 from dsv4bench.bench.messages import Found, Traced, Working
 from dsv4bench.bench.session import Request, exit_code, make_manifest, resume_run, start_run, with_gaps
-from dsv4bench.bench.worker import Worker
+from dsv4bench.bench.worker import START_TIMEOUT, Worker
 from dsv4bench.errors import IncomparableError, MeasurementError, UserError
 from dsv4bench.results.environment import Environment, GpuProcess
 from dsv4bench.results.row import Gaps, Row, Status
@@ -163,7 +163,7 @@ def test_ctrl_c_leaves_a_valid_run_and_exit_code_130(tmp_path):
     file.write_text(scenario.model_dump_json(exclude_none=True))
     command = [sys.executable, "-m", "dsv4bench", "run", str(file), "--device", "cpu", "--out", str(path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + START_TIMEOUT
     while not (path / CASES).exists() and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.1)
     time.sleep(0.1)  # the file comes a moment before the first case
