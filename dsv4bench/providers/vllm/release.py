@@ -196,6 +196,8 @@ FORMS: dict[str, tuple[Form, ...]] = {
 
 COOPERATIVE_ROWS = {V026: 32, V033: 64}
 """Rows up to which a decode step takes the cooperative top-k."""
+BOUND_BY_TOKENS = {V026: ("cooperative_topk",), V033: ("cooperative_topk", "persistent_topk")}
+"""Selections that are told the longest sequence in tokens; the others are told the width of the logits."""
 NATIVE_DRAFTS = {V026: (1, 2), V033: (1, 2, 4)}
 """Query tokens per request that paged logits take without one row per token, on compute capability 9.0."""
 

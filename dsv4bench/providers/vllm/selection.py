@@ -3,7 +3,7 @@
 import torch
 
 from dsv4bench.providers.vllm.library import Library
-from dsv4bench.providers.vllm.release import COOPERATIVE_ROWS, KNOWN
+from dsv4bench.providers.vllm.release import BOUND_BY_TOKENS, COOPERATIVE_ROWS, KNOWN
 from dsv4bench.providers.vllm.step import once, split_step, zeros
 
 WORKSPACE_BYTES = 1 << 20
@@ -61,8 +61,7 @@ def _decode(
         return
     if device not in _WORKSPACES:
         _WORKSPACES[device] = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-    # vLLM hands the cooperative kernel the longest sequence in tokens, the persistent one the width of the logits
-    bound = longest if name == "cooperative_topk" else logits.shape[1]
+    bound = longest if name in BOUND_BY_TOKENS[library.release or KNOWN[-1]] else logits.shape[1]
     library.function(name)(logits, lens, chosen, _WORKSPACES[device], k, bound)
 
 

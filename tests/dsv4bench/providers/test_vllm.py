@@ -343,6 +343,26 @@ def test_topk_takes_the_kernel_that_vllm_would(
     assert decode_kernel(Library(version), rows, stride, k, capability) == name
 
 
+@pytest.mark.parametrize(("version", "bound"), [("0.26.0", 64), ("0.33.0", 400), ("0.40.0", 400)])
+def test_the_persistent_topk_is_told_what_each_release_tells_it(version: str, bound: int) -> None:
+    modules, told = vllm_double.modules(), []
+
+    def persistent_topk(logits: Any, lengths: Any, output: Any, workspace: Any, k: int, max_seq_len: int) -> None:
+        told.append(max_seq_len)
+
+    modules["torch"].ops._C.persistent_topk = persistent_topk
+    modules["vllm._custom_ops"] = ModuleType("vllm._custom_ops")
+    starts = torch.arange(101, dtype=torch.int32)
+    VllmProvider("", Library(version, modules.__getitem__)).topk(
+        logits=torch.zeros(100, 64),
+        candidate_lens=torch.full((100,), 64, dtype=torch.int32),
+        k=512,
+        query_start=starts,
+        seq_lens=torch.full((100,), 400, dtype=torch.int32),
+    )
+    assert told == [bound]
+
+
 def test_padding_is_reported_by_stage() -> None:
     assert provider().run_heads("sparse_attention", 16) == 64
     assert provider().run_heads("sparse_attention", 128) == 128
