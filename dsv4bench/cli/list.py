@@ -67,14 +67,19 @@ def models() -> None:
 
 @app.command()
 def stages() -> None:
-    """Stages of each layer kind in execution order, with what they read and write."""
+    """Stages of each layer kind in execution order: what a provider's method takes, returns and writes in place.
+
+    A parameter whose tensor has another name in the layer is followed by it.
+    """
     for kind, of_kind in STAGES.items():
         table = Table(title=f"{kind}", title_justify="left", box=None, header_style="bold")
         table.add_column("stage", no_wrap=True)  # names are there to be copied
-        table.add_column("reads", ratio=2)
+        table.add_column("parameters", ratio=2)
+        table.add_column("returns", ratio=1)
         table.add_column("writes", ratio=1)
         for stage in of_kind:
-            table.add_row(stage.name, " ".join(sorted(stage.reads)), " ".join(sorted(stage.writes)))
+            taken = [name if name == tensor else f"{name}={tensor}" for name, tensor in stage.inputs.items()]
+            table.add_row(stage.name, " ".join(taken), " ".join(stage.outputs), " ".join(stage.updates))
         _print(table)
 
 

@@ -18,6 +18,12 @@ _COLOURS = {"swa": "#4477AA", "c4a": "#228833", "c128a": "#CCBB44", "dsa": "#BB5
 """One colour a layer kind in every figure (Paul Tol's bright scheme, readable without colour vision)."""
 
 
+_WHATS = {"stage": "Stages together:", "model": "Attention of all layers:"}
+"""What the times of a run are of, by its kind; of layers unless named here."""
+_HATCHES = ("", "////", "....", "xxxx")
+"""One pattern a model."""
+
+
 def plot_run(rows: Sequence[Row], baseline: dict[str, Any], folder: Path) -> list[Path]:
     """Write ``speedups.png`` of what has a time and ``kv_memory.png`` of what has bytes.
 
@@ -69,8 +75,8 @@ def _series(row: Row) -> str:
 
 def _speedup_figure(rows: Sequence[Row], baseline: dict[str, Any]) -> "Figure":
     found = speedups(rows, baseline.get("provider"), baseline.get("model"))
-    whole = any(row.case["scenario_kind"] == "model" for row in rows)
-    what, of_model = ("Attention of all layers:", "") if whole else ("Layer", " layer")
+    what = _WHATS.get(rows[0].case["scenario_kind"], "Layer")
+    of_model = " layer" if what == "Layer" else ""
     panels = [
         (f"over provider {baseline.get('provider')}", {row.case_id: found[row.case_id].provider for row in rows}),
         (f"over {baseline.get('model')}{of_model}", {row.case_id: found[row.case_id].model for row in rows}),
@@ -83,8 +89,8 @@ def _speedup_figure(rows: Sequence[Row], baseline: dict[str, Any]) -> "Figure":
     if not shown:  # one provider and one model: nothing to be faster than, so the times themselves
         figure, (axis,) = _figure(_width(rows), 4.2)
         _bars(axis, rows, {row.case_id: row.layer.median * 1e6 for row in rows if row.layer})
-        axis.set_ylabel("layer time, µs")
-        axis.set_title("Layer time: no other provider or model to compare with")
+        axis.set_ylabel("time, µs")
+        axis.set_title(f"{what} time (no other provider or model to compare with)")
         return figure
     figure, axes = _figure(_width(rows) * len(shown), 4.2, len(shown))
     for axis, (title, known) in zip(axes, shown, strict=True):
@@ -103,31 +109,32 @@ def _bars(axis: "Axes", rows: Sequence[Row], values: dict[str, float]) -> None:
     """Grouped bars: a group a step (batch, context), a bar a layer and provider."""
     steps = list(dict.fromkeys((row.case["batch"], row.case["context"], _step_label(row)) for row in rows))
     series = list(dict.fromkeys(_series(row) for row in rows))
-    colours = _series_colours(rows)
+    styles = _series_styles(rows)
     width = 0.8 / len(series)
     for row in rows:
         group = steps.index((row.case["batch"], row.case["context"], _step_label(row)))
         place = group - 0.4 + width * (series.index(_series(row)) + 0.5)
-        axis.bar(place, values[row.case_id], width * 0.92, color=colours[_series(row)])
+        style = styles[_series(row)]
+        axis.bar(place, values[row.case_id], width * 0.92, **style)
     axis.set_xticks(range(len(steps)), [label for _, _, label in steps])
     for name in series:
-        axis.bar(0, 0, 0, color=colours[name], label=name)
+        axis.bar(0, 0, 0, label=name, **styles[name])
     axis.legend(fontsize=8, frameon=False)
 
 
-def _series_colours(rows: Sequence[Row]) -> dict[str, Any]:
-    """The layer kind's colour; further providers or models of the same kind get lighter tones."""
+def _series_styles(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """Of each series: the layer kind's colour, in lighter tones for further providers, hatched for further models."""
     from matplotlib.colors import to_rgb
 
-    seen: dict[str, int] = {}
-    colours: dict[str, Any] = {}
+    providers = list(dict.fromkeys(row.case["provider"] for row in rows))
+    models = list(dict.fromkeys(row.case["model"] for row in rows))
+    styles = {}
     for row in rows:
-        name, kind = _series(row), row.case["layer"]
-        if name not in colours:
-            tone = 0.65 ** seen.setdefault(kind, 0)
-            seen[kind] += 1
-            colours[name] = tuple(1 - (1 - part) * tone for part in to_rgb(_COLOURS[kind]))
-    return colours
+        tone = 0.6 ** providers.index(row.case["provider"])
+        colour = tuple(1 - (1 - part) * tone for part in to_rgb(_COLOURS[row.case["layer"]]))
+        hatch = _HATCHES[models.index(row.case["model"]) % len(_HATCHES)]
+        styles[_series(row)] = {"facecolor": colour, "edgecolor": "white", "hatch": hatch, "linewidth": 0}
+    return styles
 
 
 def _memory_figure(rows: Sequence[Row]) -> "Figure":

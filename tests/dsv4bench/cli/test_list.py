@@ -1,4 +1,4 @@
-"""``list schedules``: what it counts and what it draws."""
+"""``list``: what it counts, names and draws."""
 
 from typer.testing import CliRunner
 
@@ -38,3 +38,13 @@ def test_a_graph_follows_the_token_threshold():
     many = lines("--graph", "--layer", "c128a", "--tokens", "2000")
     assert "input_projection compressor_projection" in lines("--graph", "--layer", "c128a")
     assert "input_projection compressor_projection" not in many[many.index("c128a multi3") :]
+
+
+def test_stages_are_listed_with_the_parameters_of_a_method_and_its_results_in_their_order():
+    result = CliRunner().invoke(app, ["stages"], env={"COLUMNS": "240", "NO_COLOR": "1"})
+    shown = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    method = (
+        "inverse_rope_quant o=attention_out positions cos_sin groups=o_groups precision=o_precision o_values o_scales"
+    )
+    assert method in shown
+    assert "query_norm_rope_insert q kv positions cos_sin window_cache window_slots eps q_rotated window_cache" in shown

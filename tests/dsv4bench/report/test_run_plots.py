@@ -3,7 +3,7 @@
 import pytest
 
 from dsv4bench.errors import UserError
-from dsv4bench.report.run_plots import plot_run
+from dsv4bench.report.run_plots import _series_styles, plot_run
 from dsv4bench.results.row import MemoryFigures, Status
 from tests.dsv4bench.stored_runs import around, row
 
@@ -30,3 +30,14 @@ def test_a_run_without_any_number_is_refused_and_leaves_no_folder(tmp_path):
     with pytest.raises(UserError, match="nothing to plot"):
         plot_run(rows, {}, tmp_path / "figures")
     assert not (tmp_path / "figures").exists()
+
+
+def test_bars_of_two_models_and_two_providers_all_look_different():
+    rows = [
+        row(f"{model}-{provider}", around(1e-4), case=CASE | {"model": model, "provider": provider})
+        for model in ("v4-flash", "v4-pro")
+        for provider in ("eager", "triton")
+    ]
+    styles = _series_styles(rows)
+    assert len({(style["facecolor"], style["hatch"]) for style in styles.values()}) == len(rows) == len(styles)
+    assert styles["v4-flash c4a eager"]["facecolor"] == styles["v4-pro c4a eager"]["facecolor"]
