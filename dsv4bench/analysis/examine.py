@@ -145,7 +145,9 @@ def _without_base(row: Row, past: Sequence[_Past]) -> Verdict:
     """The verdict on a row whose base has no number: it broke, or there never was one."""
     broken = [item.pair.base for item in past if item.pair.base.status not in NOT_RUNNABLE]
     if not broken:
-        return _plain(row, Outcome.INCONCLUSIVE, Reason.NO_BASELINE)
+        return replace(
+            _plain(row, Outcome.INCONCLUSIVE, Reason.NO_BASELINE), new=row.layer.median if row.layer else None
+        )
     detail = f"base side {broken[-1].status.value}: {broken[-1].reason}"
     return _plain(row, Outcome.FAILED, Reason.MEASUREMENT_FAILED, detail)
 
@@ -167,8 +169,10 @@ def _time(new: _New, metric: str, timing: Timing, past: Sequence[_Past]) -> Verd
         return _plain(row, Outcome.INCOMPARABLE, Reason.CONTRACT_DIFFERS, detail, metric)
     found = [(before, item.card) for item in alike if (before := item.timing(metric)) is not None]
     history, cards = [before for before, _ in found], [card for _, card in found]
-    if any(median <= 0 for side in (*history, timing) for median in _medians(side)):
-        return _plain(row, Outcome.FAILED, Reason.MEASUREMENT_FAILED, "the timer read zero", metric)
+    for side, times in (("base", history), ("new", [timing])):
+        if any(median <= 0 for item in times for median in _medians(item)):
+            detail = f"{side} side: the timer read zero or less"
+            return _plain(row, Outcome.FAILED, Reason.MEASUREMENT_FAILED, detail, metric)
     if not new.interleaved:
         return stored_evidence(history, timing, cards, new.card)
     evidence = paired_evidence(history[0], timing)

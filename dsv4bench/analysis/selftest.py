@@ -63,7 +63,17 @@ def limits_at(
 ) -> Limits:
     """Limits of a subject: a preset, widened to the noise of that very case at the number of rounds measured."""
     found = noise.get((subject.case_id, subject.metric))
-    return limits_for(preset, half_width(found.deviation, max(2, evidence.rounds)) if found else None)
+    return limits_for(preset, noise_at(found, evidence.rounds) if found else None)
+
+
+def noise_at(found: CaseNoise, rounds: int) -> float:
+    """What identical code may differ by over a number of rounds.
+
+    Scatter between rounds averages out. A difference beyond it is one between the two processes, which no number of
+    rounds takes away.
+    """
+    lasting = abs(found.effect) if abs(found.effect) > found.half_width else 0.0
+    return max(half_width(found.deviation, max(2, rounds)), lasting)
 
 
 def _noise(row: Row, metric: str, a: Timing, b: Timing) -> CaseNoise:

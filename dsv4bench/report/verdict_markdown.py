@@ -31,11 +31,16 @@ HEADLINE = {
 
 
 def headline(report: GateReport) -> tuple[str, str]:
-    """A sign and a title for the whole report; a gate that passes because no time could be judged says so."""
+    """A sign and a title for the whole report; a gate that passes with times that could not be judged says so."""
     timed = [verdict.outcome for verdict in report.verdicts if verdict.subject.metric.startswith("time")]
-    if report.exit_code == 0 and timed and set(timed) == {Outcome.INCONCLUSIVE}:
-        return MARK[Outcome.INCONCLUSIVE], f"no time judged: {len(timed)} inconclusive"
-    return "✅" if report.exit_code == 0 else "❌", HEADLINE[report.exit_code]
+    unjudged = timed.count(Outcome.INCONCLUSIVE)
+    if report.exit_code:
+        return "❌", HEADLINE[report.exit_code]
+    if not unjudged:
+        return "✅", HEADLINE[0]
+    if unjudged == len(timed):
+        return MARK[Outcome.INCONCLUSIVE], f"no time judged: {unjudged} inconclusive"
+    return "✅", f"{HEADLINE[0]}, {unjudged} of {len(timed)} times inconclusive"
 
 
 def gate_markdown(report: GateReport) -> str:

@@ -88,11 +88,15 @@ def find_base(path: Path, manifest: Manifest) -> list[Run]:
             raise IncomparableError(f"{path} is the run itself; name another as its baseline")
         return [run]
     slug, scenario = machine_slug(manifest), manifest.scenario_name
+    itself = ""
     for folder in (path, path / scenario, path / slug / scenario):
         runs = stored_runs(folder) if folder.is_dir() else []
         if others := [run for run in runs if not _same(run.manifest, manifest)]:
             return others
-    raise IncomparableError(f"no baseline for {scenario} on {slug} at {path}; `dsv4bench baseline add RUN` stores one")
+        itself = " but the run itself" if runs else itself
+    raise IncomparableError(
+        f"no baseline{itself} for {scenario} on {slug} at {path}; `dsv4bench baseline add RUN` stores one"
+    )
 
 
 def _same(one: Manifest, other: Manifest) -> bool:

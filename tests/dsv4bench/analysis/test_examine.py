@@ -152,6 +152,7 @@ def test_new_and_vanished_cases_are_inconclusive():
         ("other", Reason.NO_BASELINE),
     }
     assert {item.outcome for item in findings.verdicts} == {Outcome.INCONCLUSIVE}
+    assert {item.new for item in findings.verdicts} == {None, row("other", around(1e-4)).layer.median}
 
 
 def test_a_renamed_case_is_compared_and_reported():
@@ -168,9 +169,12 @@ def test_other_versions_are_remarked_and_not_refused():
     assert len(findings.evidence) == 1
 
 
-def test_a_timer_that_read_zero_is_a_failed_measurement():
-    zero = row("case", [0.0] * 10)
-    assert only_verdict(examine([base_run([BASE])], run([zero])))[0] is Outcome.FAILED
+@pytest.mark.parametrize("time", [0.0, -1e-6])
+def test_a_timer_that_read_zero_or_less_is_a_failed_measurement_of_its_side(time):
+    wrong = row("case", [time] * 10)
+    for base, new, side in ((BASE, wrong, "new"), (wrong, SAME, "base")):
+        outcome, _, detail = only_verdict(examine([base_run([base])], run([new])))
+        assert (outcome, detail) == (Outcome.FAILED, f"{side} side: the timer read zero or less")
 
 
 def staged(kind: str, *stages: str):

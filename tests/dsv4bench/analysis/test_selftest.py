@@ -3,7 +3,7 @@ import math
 import pytest
 
 from dsv4bench.analysis.evidence import paired_evidence
-from dsv4bench.analysis.selftest import applicable, limits_at, machine_noise, recommended_tolerance
+from dsv4bench.analysis.selftest import applicable, limits_at, machine_noise, noise_at, recommended_tolerance
 from dsv4bench.analysis.statistics import half_width
 from dsv4bench.analysis.verdict import PRESETS, Subject
 from tests.dsv4bench.stored_runs import CONTRACT, H200, around, row, run, shuffled, timing
@@ -43,6 +43,23 @@ def test_the_gate_widens_its_tolerance_to_the_noise_at_its_own_number_of_rounds(
         tolerances.append(limits_at(PRESETS["strict"], usable, subject, evidence).tolerance)
     assert tolerances == [pytest.approx(half_width(noise.cases[0].deviation, count)) for count in (10, 40)]
     assert tolerances[1] < tolerances[0]
+
+
+@pytest.mark.parametrize(("difference", "tolerances"), [(0.04, [0.04, 0.04]), (0.01, [0.03, 0.03])])
+def test_processes_that_differ_lastingly_widen_the_tolerance_at_any_number_of_rounds(difference, tolerances):
+    a, b = row("case", around(1e-4)), row("case", shuffled(1e-4 * (1 + difference)))
+    noise = applicable(machine_noise(run([a]).manifest, [a], [b]), run([a]))
+    subject, found = Subject("id-case", "time", "case"), []
+    for count in (10, 80):
+        evidence = paired_evidence(timing(around(1e-4, count)), timing(around(1e-4, count)))
+        found.append(limits_at(PRESETS["default"], noise, subject, evidence).tolerance)
+    assert found == pytest.approx(tolerances, rel=1e-3)
+
+
+def test_a_difference_within_the_scatter_counts_as_scatter():
+    [case] = noise_of(0.08).cases
+    scattered = case.model_copy(update={"effect": case.half_width / 2})
+    assert noise_at(scattered, 80) == half_width(case.deviation, 80) < case.half_width / 2
 
 
 def test_noise_of_another_card_or_contract_says_nothing():

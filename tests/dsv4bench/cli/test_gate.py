@@ -234,6 +234,13 @@ def test_too_little_history_says_that_no_time_was_judged(tmp_path):
     assert done.stderr.splitlines()[-1].startswith("no time judged: 1 inconclusive. Held against 1 stored run")
 
 
+def test_what_was_not_judged_beside_what_passed_is_in_the_last_line(tmp_path):
+    a, b = ([row("quiet", order(1e-4)), row("rough", order(2e-4, spread=0.3))] for order in (around, shuffled))
+    done = gate(sides(tmp_path, run(a), run(b)), cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stderr.splitlines()[-1].startswith("no regression, 1 of 2 times inconclusive. Both sides")
+
+
 # Exporters ----
 
 
@@ -296,7 +303,8 @@ def test_bytes_are_gated_without_any_time_and_one_more_is_a_regression(tmp_path)
     def memory(engine: int):
         return run([row("case", case={"scenario_kind": "memory"}, engine_bytes=engine)])
 
-    assert gate(sides(tmp_path / "same", memory(5000), memory(5000)), "--strict", cwd=tmp_path).returncode == 0
+    same = gate(sides(tmp_path / "same", memory(5000), memory(5000)), "--strict", cwd=tmp_path)
+    assert (same.returncode, "self-test" in same.stderr) == (0, False), "bytes have no noise"
     done = gate(sides(tmp_path / "more", memory(5000), memory(5001)), cwd=tmp_path)
     assert (done.returncode, "memory_grew: 5,000 → 5,001 bytes" in done.stdout) == (1, True)
 

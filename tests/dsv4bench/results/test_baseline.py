@@ -63,6 +63,12 @@ def test_no_baseline_is_refused_with_the_command_that_makes_one(tmp_path):
         find_base(tmp_path, run([]).manifest)
 
 
+def test_a_run_whose_only_baseline_is_itself_is_told_so(tmp_path):
+    itself = read_run(stored(tmp_path)).manifest
+    with pytest.raises(IncomparableError, match="no baseline but the run itself for decode"):
+        find_base(tmp_path / "baselines", itself)
+
+
 def test_a_stored_self_test_is_no_baseline(tmp_path):
     folder = stored(tmp_path).parent
     (folder / "selftest.json").write_text("{}")
