@@ -16,14 +16,14 @@ from rich.console import Console
 from dsv4bench.analysis.roofline import Peaks
 from dsv4bench.cli.cases import known_cases
 from dsv4bench.cli.flags import given_flags, refuse_beside
-from dsv4bench.errors import MeasurementError, UserError
+from dsv4bench.errors import IncomparableError, MeasurementError, UserError
 from dsv4bench.model.gpus import gpu_named, gpu_of_device
 from dsv4bench.report import quantity
 from dsv4bench.report.records import Record, Shown, records_csv, records_json, records_markdown, records_table
 from dsv4bench.results.run_directory import MANIFEST, Run, new_run_path, read_run
 from dsv4bench.scenario.case import Case
 from dsv4bench.scenario.expand import expand, select
-from dsv4bench.scenario.loader import load_scenario
+from dsv4bench.scenario.loader import load_scenario, scenario_of
 from dsv4bench.scenario.schema import Scenario, require_stages
 
 if TYPE_CHECKING:
@@ -172,7 +172,10 @@ def _resumed(path: Path, check: bool) -> Run:
     from dsv4bench.cli.progress import RunProgress
 
     run = read_run(path, torn=True)
-    scenario = Scenario.model_validate(run.manifest.scenario)
+    try:
+        scenario = scenario_of(run.manifest.scenario, f"{path / MANIFEST}: scenario")
+    except UserError as error:
+        raise IncomparableError(str(error)) from error
     missing = [case for case in expand(scenario) if case.case_id in run.missing]
     with RunProgress(missing, scenario.timing.rounds, path) as bar, _resumable(path, bar.see) as see:
         return resume_run(path, see, check=check)

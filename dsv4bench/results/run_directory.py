@@ -160,7 +160,7 @@ def new_run_path(parent: Path, scenario_name: str, now: datetime | None = None) 
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         folder = path.parent if path.name == MANIFEST else path
         sides = [str(folder / side) for side in "ab" if (folder / side / MANIFEST).is_file()]
@@ -168,13 +168,24 @@ def _json(path: Path) -> Any:
         raise IncomparableError(f"no run at {folder}{hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise IncomparableError(f"{path} can't be read: {error}") from error
+    return _decoded(text, path)
+
+
+def _decoded(text: str, path: Path, line: int = 1) -> Any:
+    """JSON that begins on a line of a file."""
+    try:
+        return json.loads(text)
     except json.JSONDecodeError as error:
-        raise IncomparableError(f"{path}:{error.lineno}: not valid JSON (truncated?): {error.msg}") from error
+        where = f"{path}:{line + error.lineno - 1}"
+        raise IncomparableError(f"{where}: not valid JSON (truncated?): {error.msg}") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists within lists
+        raise IncomparableError(f"{path}:{line}: no result of a run: {error}") from error
 
 
 def _lines(path: Path, torn: bool) -> list[tuple[str, Any]]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        with path.open(encoding="utf-8", newline="\n") as file:  # a row may quote what else ends a line
+            lines = list(file)
     except FileNotFoundError:
         raise IncomparableError(f"no {path.name} in {path.parent}") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -183,10 +194,7 @@ def _lines(path: Path, torn: bool) -> list[tuple[str, Any]]:
     for number, line in enumerate(lines, 1):
         if torn and number == len(lines) and not line.endswith("\n"):
             break
-        try:
-            records.append((f"{path}:{number}", json.loads(line)))
-        except json.JSONDecodeError as error:
-            raise IncomparableError(f"{path}:{number}: not valid JSON (truncated?): {error.msg}") from error
+        records.append((f"{path}:{number}", _decoded(line, path, number)))
     return records
 
 

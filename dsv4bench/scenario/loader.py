@@ -55,10 +55,24 @@ def load_scenario(name_or_path: str, overrides: Iterable[str] = ()) -> Scenario:
     data, lines = parse_document(_read(path, shown), shown)
     for override in overrides:
         _apply(data, lines, override)
+    return scenario_of(data, shown, lines)
+
+
+def scenario_of(data: dict[str, Any], source: str, lines: dict[Location, str] | None = None) -> Scenario:
+    """A scenario from plain data.
+
+    Args:
+        data: its keys.
+        source: what errors call the whole.
+        lines: where each key stands, as far as that is known.
+
+    Raises:
+        UserError: unknown key or wrong value.
+    """
     try:
         return Scenario.model_validate(data)
     except ValidationError as error:
-        raise UserError(_explain(error, shown, lines)) from error
+        raise UserError(_explain(error, source, lines or {})) from error
 
 
 def _read(path: Path, shown: str) -> str:

@@ -152,7 +152,8 @@ def test_providers_on_the_command_line_replace_those_of_the_scenario(folder):
         (["run", "mine.yaml", "--gpu", "b200"], 2, "--roofline and --gpu go with --dry-run"),
         (["run", "mine.yaml", "--dry-run", "--gpu", "b2000"], 2, "unknown GPU 'b2000'"),
         (["run", "--resume", "nowhere"], 4, "no run at nowhere"),
-        (["run", "mine.yaml", "--resume", "out"], 2, "--resume RUN takes everything else from the run"),
+        (["run", "mine.yaml", "--resume", "out"], 2, "--resume does not read SCENARIO"),
+        (["run", "mine.yaml", "--device", "tpu", "--dry-run"], 2, "--device tpu: expected auto, cpu, cuda or cuda:N"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -91,6 +91,8 @@ def test_run_paths_carry_time_and_name_and_never_collide(tmp_path):
     ("name", "text", "message"),
     [
         (MANIFEST, "{", "not valid JSON"),
+        (MANIFEST, "[" * 100_000, "manifest.json:1: no result of a run: maximum recursion"),
+        (CASES, "9" * 5000 + "\n", "cases.jsonl:1: no result of a run: Exceeds the limit"),
         (MANIFEST, '{"schema_version": 2}', "schema version 2, this release reads 1"),
         (MANIFEST, "[]", "schema version None"),
         (CASES, '{"schema_version": 99}\n', "schema version 99"),

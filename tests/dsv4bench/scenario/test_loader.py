@@ -3,7 +3,7 @@ import pytest
 from dsv4bench.cli.schema import schema_text
 from dsv4bench.errors import UserError
 from dsv4bench.scenario.expand import expand
-from dsv4bench.scenario.loader import find_scenario, load_scenario, shipped_scenarios
+from dsv4bench.scenario.loader import find_scenario, load_scenario, scenario_of, shipped_scenarios
 
 MINIMAL = "name: mini\nmodel: v4-flash\nworkload:\n  context: 8K\n"
 
@@ -89,6 +89,11 @@ def test_overrides_win_and_are_named_in_errors(write):
         load_scenario(path, ["timming.rounds=1"])
     with pytest.raises(UserError, match="^--set workload.batch=.1: the value is not valid YAML: expected"):
         load_scenario(path, ["workload.batch=[1"])
+
+
+def test_plain_data_is_refused_with_the_name_of_its_source():
+    with pytest.raises(UserError, match="^manifest.json: scenario: workload: is missing$"):
+        scenario_of({"name": "x", "model": ["v4-flash"]}, "manifest.json: scenario")
 
 
 def test_a_file_that_is_not_utf8_says_which_byte(tmp_path):
