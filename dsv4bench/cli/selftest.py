@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from dsv4bench.analysis.selftest import machine_noise, with_stored
+from dsv4bench.analysis.gate import DOUBLINGS
+from dsv4bench.analysis.selftest import machine_noise, noise_at, with_stored
 from dsv4bench.analysis.verdict import GATEABLE, PRESETS
 from dsv4bench.cli.ab import arguments, progress
 from dsv4bench.cli.run import RUNS, Format, print_records, selected_cases
@@ -90,10 +91,13 @@ def judgement(cases: Sequence[CaseNoise]) -> list[str]:
     """What the machine is good for, in sentences."""
     wanted = PRESETS["default"].tolerance
     noisy = [case for case in cases if (case.recommended_tolerance or 1.0) > wanted]
-    hopeless = [case for case in noisy if case.recommended_tolerance is None]
     if not noisy:
         return [f"this machine can gate all {len(cases)} cases at {share(wanted)}"]
     lines = [f"this machine is too noisy to gate {len(noisy)} of {len(cases)} cases at {share(wanted)}"]
+    loud = [case for case in noisy if case.recommended_tolerance is None]
+    hopeless = [case for case in loud if noise_at(case, case.rounds * 2**DOUBLINGS) > GATEABLE]
+    if later := len(loud) - len(hopeless):
+        lines.append(f"{later} of them differ from themselves by more than {share(GATEABLE)}: `ab` takes more rounds")
     if hopeless:
-        lines.append(f"{len(hopeless)} of them differ from themselves by more than {share(GATEABLE)}: never gated here")
+        lines.append(f"{len(hopeless)} by more than {share(GATEABLE)} at any number of rounds: never gated here")
     return lines

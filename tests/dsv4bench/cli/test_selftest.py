@@ -14,9 +14,10 @@ def test_a_quiet_machine_can_gate_everything():
 
 
 def test_a_noisy_machine_is_called_too_noisy_plainly():
-    assert judgement(cases(0.001, 0.08, 0.3)) == [
-        "this machine is too noisy to gate 2 of 3 cases at 3 %",
-        "1 of them differ from themselves by more than 5 %: never gated here",
+    assert judgement(cases(0.001, 0.08, 0.15, 0.8)) == [
+        "this machine is too noisy to gate 3 of 4 cases at 3 %",
+        "1 of them differ from themselves by more than 5 %: `ab` takes more rounds",
+        "1 by more than 5 % at any number of rounds: never gated here",
     ]
 
 
