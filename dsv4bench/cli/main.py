@@ -73,7 +73,9 @@ COMMANDS = {
         "Print a run that is stored: its table, its stages, or where it loses most against the floor.",
     ),
     "plot": Command(
-        "plot", "plot", "Write speedups.png and kv_memory.png of a run, and what its schedules or models give beyond."
+        "plot",
+        "plot",
+        "Write speedups.png, floors.png and kv_memory.png of a run, and what its schedules or models give beyond.",
     ),
     "list": Command("list", "app", "List providers, scenarios, models, stages or schedules."),
     "validate": Command(

@@ -13,7 +13,7 @@ def plot(
     run: Annotated[Path, typer.Argument(help="Run directory, or a stored baseline file.")],
     out: Annotated[Path | None, typer.Option(help="Folder for the PNGs; default: the run directory.")] = None,
 ) -> None:
-    """Write speedups.png and kv_memory.png of a run, and what its schedules or models give beyond."""
+    """Write speedups.png, floors.png and kv_memory.png of a run, and what its schedules or models give beyond."""
     found = read_run(run)
     folder = out or (run if run.is_dir() else run.parent)
     if folder.exists() and not folder.is_dir():

@@ -1,4 +1,4 @@
-"""The two figures of a run: speedups over its baselines, and KV bytes of each layer kind."""
+"""The figures of a run: speedups over its baselines, how near stages are to their floors, KV bytes of layer kinds."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsv4bench.analysis.speedup import speedups
 from dsv4bench.errors import UserError
+from dsv4bench.report.floor_plot import floor_figure
 from dsv4bench.results.atomic import replacing
 from dsv4bench.results.row import Row, Status
 from dsv4bench.scenario.sizes import format_bytes, format_tokens
@@ -25,7 +26,7 @@ _HATCHES = ("", "////", "....", "xxxx")
 
 
 def plot_run(rows: Sequence[Row], baseline: dict[str, Any], folder: Path) -> list[Path]:
-    """Write ``speedups.png`` of what has a time and ``kv_memory.png`` of what has bytes.
+    """Write ``speedups.png`` of what has a time, ``floors.png`` of what has a floor and ``kv_memory.png`` of bytes.
 
     Args:
         rows: of one run.
@@ -40,6 +41,8 @@ def plot_run(rows: Sequence[Row], baseline: dict[str, Any], folder: Path) -> lis
     figures = {}
     if timed:
         figures["speedups"] = _speedup_figure(timed, baseline)
+    if (floors := floor_figure(rows)) is not None:
+        figures["floors"] = floors
     if sized:
         figures["kv_memory"] = _memory_figure(sized)
     if not figures:
