@@ -4,13 +4,16 @@ import csv
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from shutil import copytree
 
 import pytest
 
+from dsv4bench.cli.run import _resumable
 from dsv4bench.results.run_directory import read_run
 from tests.dsv4bench.bench.small import small_config
 
@@ -174,3 +177,21 @@ def test_a_gpu_that_is_not_here_is_said_in_one_sentence(folder):
     assert wrong.returncode == 2
     assert "--device cuda: torch sees no GPU here" in wrong.stderr
     assert not (folder / "never").exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, None)])
+def test_a_signal_that_is_dropped_ends_the_run_with_the_next_event(tmp_path, capsys, number, code):
+    (tmp_path / "manifest.json").touch()
+    before = signal.getsignal(number)
+
+    def run():
+        with _resumable(tmp_path, lambda event: None) as listen:
+            with suppress(BaseException):  # as Python does within a destructor
+                os.kill(os.getpid(), number)
+            listen(None)
+
+    with pytest.raises((SystemExit, KeyboardInterrupt)) as caught:
+        run()
+    assert getattr(caught.value, "code", None) == code
+    assert capsys.readouterr().err == f"continue with: dsv4bench run --resume {tmp_path}\n"
+    assert signal.getsignal(number) is before
