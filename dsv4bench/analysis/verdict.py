@@ -208,8 +208,8 @@ def confirm(candidate: Verdict, again: Evidence | None) -> Verdict:
         again: the second measurement; None if none can be made here.
 
     Returns:
-        The verdict, confirmed; or inconclusive (a speed-up: pass) if the second measurement lacks the sign or is under
-        half the tolerance.
+        The verdict, confirmed; or inconclusive if the second measurement lacks the sign or is under half the tolerance.
+        A speed-up that is not confirmed passes, unless the second measurement is slower by more than the tolerance.
     """
     if again is None:
         return replace(candidate, reasons=(*candidate.reasons, Reason.UNCONFIRMED))
@@ -218,7 +218,8 @@ def confirm(candidate: Verdict, again: Evidence | None) -> Verdict:
     sign = math.copysign(1.0, candidate.evidence.estimate.log_effect)
     if sign * again.estimate.log_effect > math.log1p(candidate.limits.tolerance / 2):
         return replace(candidate, reasons=(*candidate.reasons, Reason.CONFIRMED))
-    outcome = Outcome.INCONCLUSIVE if candidate.outcome is Outcome.REGRESSED else Outcome.PASS
+    harmless = candidate.outcome is Outcome.FASTER and again.estimate.effect <= candidate.limits.tolerance
+    outcome = Outcome.PASS if harmless else Outcome.INCONCLUSIVE
     detail = f"{again.estimate.effect:+.1%} the second time"
     return replace(candidate, outcome=outcome, reasons=(Reason.NOT_CONFIRMED,), detail=detail)
 
