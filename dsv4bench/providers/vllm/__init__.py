@@ -12,7 +12,7 @@ from typing import Any
 
 from dsv4bench.errors import UserError
 from dsv4bench.providers.base import SUPPORTED, Need, Support
-from dsv4bench.providers.vllm import attention, compressor, indexer, latent, query, selection
+from dsv4bench.providers.vllm import attention, compressor, indexer, latent, projection, query, selection
 from dsv4bench.providers.vllm.choice import VARIANTS
 from dsv4bench.providers.vllm.library import Library, MissingError, shared
 from dsv4bench.providers.vllm.needs import case_problems, compressor_function, problems
@@ -22,7 +22,7 @@ PADDED = ("query_norm_rope_insert", "sparse_attention")
 
 
 class VllmProvider:
-    """vLLM's kernels for every stage but the matrix products; a method per stage, as docs/stages.md has them.
+    """vLLM's kernels for every stage but products that are always bf16; a method per stage, as docs/stages.md has them.
 
     Attributes:
         name: ``vllm``, ``vllm:triton`` or ``vllm:cute``.
@@ -78,6 +78,11 @@ class VllmProvider:
             "index_map": partial(selection.index_map, library),
             "sparse_attention": partial(attention.sparse_attention, library, variant),
             "inverse_rope_quant": partial(query.inverse_rope_quant, library),
+            "input_projection": partial(projection.project, library),
+            "query_projection": partial(projection.query_projection, library),
+            "indexer_query_projection": partial(projection.indexer_query_projection, library),
+            "output_group_projection": partial(projection.output_group_projection, library),
+            "output_projection": partial(projection.output_projection, library),
             "query_rope": partial(latent.query_rope, library),
             "latent_insert": partial(latent.latent_insert, library),
             "indexer_key_insert": partial(latent.index_key_insert, library),

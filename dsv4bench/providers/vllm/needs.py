@@ -23,11 +23,21 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "index_map": (),
     "sparse_attention": ("sparse_decode", "decode_plan"),
     "inverse_rope_quant": ("inverse_rope_quant",),
+    "input_projection": (),
+    "query_projection": (),
+    "indexer_query_projection": (),
+    "output_group_projection": (),
+    "output_projection": (),
     "query_rope": ("latent_query", "concat_query"),
     "latent_insert": ("latent_query", "latent_insert"),
     "indexer_key_insert": ("index_key_insert",),
 }
 """Functions (``release.FORMS``) that a stage always needs."""
+
+PRODUCTS = (
+    "input_projection", "query_projection", "indexer_query_projection", "output_group_projection", "output_projection",
+)  # fmt: skip
+"""Products that DeepGEMM computes where the weights are fp8, and torch where they are not."""
 
 PARTS: dict[str, tuple[str, ...]] = {"indexer_logits": ("DeepGEMM",), "sparse_attention": ("FlashMLA",)}
 """Parts of vLLM that may be missing although its functions are there."""
@@ -36,9 +46,11 @@ MX_STAGES = ("indexer_query_rope_quant", "indexer_compress_insert", "indexer_key
 """Stages whose bytes changed after 0.26 on compute capability 10.0."""
 
 
-def functions_of(stage: str, kind: LayerKind, variant: str, phase: str) -> tuple[str, ...]:
+def functions_of(stage: str, kind: LayerKind, variant: str, phase: str, weights: str = "bf16") -> tuple[str, ...]:
     """Functions of vLLM that a stage needs in a case."""
     latent = kind is LayerKind.DSA
+    if stage in PRODUCTS and weights == "fp8":
+        return ("fp8_einsum",) if stage == "output_group_projection" else ("quantise_activations", "fp8_product")
     if stage == "compress_norm_rope_insert":
         return (compressor_function(variant),)
     if stage == "indexer_query_rope_quant":
@@ -68,6 +80,8 @@ def problems(library: Library, need: Need, variant: str) -> Iterator[str]:
         return
     if major == 10 and library.release != V026 and (changed := sorted(set(need.stages) & set(MX_STAGES))):
         yield f"vLLM {version} has other indexer scales on this card than our cache: {', '.join(changed)}"
+    if major == 10 and need.weights == "fp8" and (products := sorted(set(need.stages) & set(PRODUCTS))):
+        yield f"the adapter covers vLLM's fp8 products on compute capability 9.0 only: {', '.join(products)}"
     for stage in need.stages:
         if stage not in FUNCTIONS:
             continue
@@ -96,12 +110,14 @@ def case_problems(need: Need) -> Iterator[str]:
 
 
 def _missing(library: Library, stage: str, need: Need, variant: str) -> Iterator[str]:
-    for name in functions_of(stage, need.kind, variant, need.phase):
+    for name in functions_of(stage, need.kind, variant, need.phase, need.weights):
         try:
             library.function(name)
         except MissingError as error:
             yield str(error)
     wanted = PARTS.get(stage, ())
+    if stage in PRODUCTS and need.weights == "fp8":
+        wanted = ("DeepGEMM",)
     if variant == "cute" and stage in ("compress_norm_rope_insert", "indexer_query_rope_quant"):
         wanted = (*wanted, "the CuTe DSL")
     for part in wanted:

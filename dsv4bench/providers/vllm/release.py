@@ -162,6 +162,14 @@ FORMS: dict[str, tuple[Form, ...]] = {
             ("o", "positions", "cos_sin_cache", "n_groups", "heads_per_group", "tma_aligned_scales"),
         ),
     ),
+    "quantise_activations": (
+        Form(
+            "vllm.model_executor.layers.quantization.utils.fp8_utils:per_token_group_quant_fp8",
+            ("x", "group_size", "column_major_scales", "tma_aligned_scales", "use_ue8m0"),
+        ),
+    ),
+    "fp8_product": (Form(f"{_DEEP_GEMM}:fp8_gemm_nt", ()),),
+    "fp8_einsum": (Form(f"{_DEEP_GEMM}:fp8_einsum", ()),),
     "latent_query": (
         Form("vllm.models.deepseek_v32.nvidia.kernels:fused_q", _FUSED_Q, (V026,)),
         Form("vllm.models.deepseek_v32.common.kernels:fused_q", _FUSED_Q, (V033,)),

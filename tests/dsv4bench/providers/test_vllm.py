@@ -30,13 +30,14 @@ from dsv4bench.providers.vllm.library import (
     operator_parameters,
     quiet_import,
 )
-from dsv4bench.providers.vllm.needs import FUNCTIONS, functions_of, problems
+from dsv4bench.providers.vllm.needs import FUNCTIONS, PRODUCTS, functions_of, problems
 from dsv4bench.providers.vllm.pages import by_entry, by_head, require_dense
+from dsv4bench.providers.vllm.projection import groups_outermost
 from dsv4bench.providers.vllm.prompts import chunks_of
 from dsv4bench.providers.vllm.release import FORMS, KNOWN, Form, forms_for, release_of
 from dsv4bench.providers.vllm.selection import decode_kernel
 from dsv4bench.providers.vllm.step import Split, once, split_step
-from dsv4bench.scenario.case import CachePrecision
+from dsv4bench.scenario.case import CachePrecision, WeightChoice
 from dsv4bench.scenario.workload import Workload
 from dsv4bench.stack.layer import prepare, run_stage
 from dsv4bench.verify.rows import attending, numerics
@@ -45,6 +46,7 @@ from dsv4bench.verify.stage_check import check_stage
 from dsv4bench.verify.trial import Setting, Trial
 from tests.dsv4bench.providers import vllm_double
 
+DEEP_GEMM_MISSING = "AttributeError: module 'vllm.utils.deep_gemm' has no attribute 'get_num_sms'"
 ABSENT = pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")
 
 
@@ -114,10 +116,13 @@ def test_v32_prefill_is_refused_but_its_decode_is_not() -> None:
     assert "not its prefill" in provider().supports(case).reason
 
 
-def test_it_has_every_stage_of_every_layer_but_the_products() -> None:
+def test_it_has_every_stage_of_every_layer_but_the_products_that_are_bf16_in_every_model() -> None:
     have = implemented_stages(provider())
     lacking = {stage.name for stages in STAGES.values() for stage in stages} - set(have)
-    assert all("projection" in name or name == "query_absorb" for name in lacking)
+    assert lacking == {
+        "compressor_projection", "indexer_compressor_projection", "indexer_weights_projection",
+        "indexer_key_projection", "query_absorb", "value_up_projection",
+    }  # fmt: skip
     assert set(have) == set(FUNCTIONS)
 
 
@@ -397,6 +402,47 @@ def test_every_stage_comes_out_right_through_vllms_signatures(
         if stage.name in have:
             check = check_stage(stage, values)
             assert check.ok, check.sentence
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 8])
+@pytest.mark.parametrize("kind", [LayerKind.C4A, LayerKind.DSA])
+def test_fp8_products_come_out_right_whoever_made_their_operands(kind: LayerKind, tokens: int) -> None:
+    workload = Workload("decode", tokens, 300, 1, "all")
+    shape = replace(small_shape(kind), hidden_size=256, q_lora_rank=128, index_topk=512)
+    choice = WeightChoice("fp8")
+    layer = prepare(shape, kind, CachePrecision(slab=kind is not LayerKind.DSA), [workload], choice=choice)
+    theirs, ours = provider(), EagerProvider()
+    for mixed in (False, True):
+        values = layer.draw(workload, seed=2)
+        for stage in STAGES[kind]:
+            product = stage.name in PRODUCTS
+            run_stage(
+                stage, theirs if product or (mixed and stage.name in implemented_stages(theirs)) else ours, values
+            )
+            if product:
+                check = check_stage(stage, values)
+                assert check.ok, check.sentence
+
+
+def test_scales_that_lie_as_deepgemm_wants_them_are_not_copied() -> None:
+    laid = torch.rand(2, 3, 8).permute(2, 0, 1)[:6]
+    assert groups_outermost(laid) is laid
+    other = torch.rand(6, 2, 3)
+    assert torch.equal(groups_outermost(other), other)
+    assert groups_outermost(other).stride() == laid.stride()
+
+
+def test_fp8_products_need_deepgemm_and_a_card_of_capability_9_and_bf16_ones_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    modules = vllm_double.modules()
+    library = Library("0.26.0", modules.__getitem__)
+    assert not list(problems(library, need("input_projection", "output_group_projection"), ""))
+    found = list(problems(library, need("input_projection", weights="fp8"), ""))
+    assert found == ["input_projection: DeepGEMM of vLLM 0.26.0 is missing: " + DEEP_GEMM_MISSING]
+    monkeypatch.setattr(needs, "capability", lambda: (10, 0))
+    found = list(problems(library, need("input_projection", weights="fp8"), ""))
+    assert "fp8 products on compute capability 9.0 only: input_projection" in found[0]
 
 
 @pytest.mark.parametrize("kind", LayerKind)

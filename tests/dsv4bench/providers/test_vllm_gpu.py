@@ -16,11 +16,12 @@ from dsv4bench.model.shape import V3_2, V4_FLASH, LayerKind, ModelShape
 from dsv4bench.model.stage import STAGES, Stage
 from dsv4bench.providers.base import Need, Provider, implemented_stages
 from dsv4bench.providers.registry import load_provider
-from dsv4bench.scenario.case import CachePrecision
+from dsv4bench.providers.vllm.needs import PRODUCTS
+from dsv4bench.scenario.case import CachePrecision, WeightChoice
 from dsv4bench.scenario.workload import Workload
 from dsv4bench.stack.graph import capture_layer
 from dsv4bench.stack.inputs import Values
-from dsv4bench.stack.layer import Layer, prepare, run_layer, run_stage
+from dsv4bench.stack.layer import RANDOM_BF16, Layer, prepare, run_layer, run_stage
 from dsv4bench.verify.difference import LAYER_COSINE, LAYER_TOLERANCE, vector_difference
 from dsv4bench.verify.stage_check import StageCheck, check_stage
 
@@ -44,9 +45,9 @@ def shape_of(kind: LayerKind) -> ModelShape:
     return replace(base, hidden_size=512, q_lora_rank=256, o_lora_rank=256 if base.is_v4 else 0)
 
 
-def layer_of(kind: LayerKind, workload: Workload, tp: int = 1) -> Layer:
+def layer_of(kind: LayerKind, workload: Workload, tp: int = 1, choice: WeightChoice = RANDOM_BF16) -> Layer:
     precision = CachePrecision(slab=kind is not LayerKind.DSA)
-    return prepare(shape_of(kind).shard(tp), kind, precision, [workload], device="cuda")
+    return prepare(shape_of(kind).shard(tp), kind, precision, [workload], device="cuda", choice=choice)
 
 
 def stages_of(provider: Provider, kind: LayerKind, phase: str) -> tuple[Stage, ...]:
@@ -92,6 +93,22 @@ def test_the_installed_vllm_runs_every_decode_stage(kind: LayerKind, capfd: pyte
 @pytest.mark.parametrize("kind", KINDS)
 def test_decode_stages_agree_with_the_reference(kind: LayerKind, workload: Workload, variant: str) -> None:
     require_right(run_checked(kind, workload, load_provider(variant)))
+
+
+@pytest.mark.parametrize("others", ["eager", "vllm"])
+@pytest.mark.parametrize("tokens", [1, 6, 200])
+@pytest.mark.parametrize("kind", [LayerKind.C4A, LayerKind.DSA])
+def test_fp8_products_agree_with_the_reference(kind: LayerKind, tokens: int, others: str) -> None:
+    workload = Workload("decode", tokens, 2560, 1, "all")
+    values = layer_of(kind, workload, choice=WeightChoice("fp8")).draw(workload, seed=9)
+    vllm, eager = load_provider("vllm"), load_provider("eager")
+    checks = {}
+    for stage in STAGES[kind]:
+        mine = stage.name in PRODUCTS or (others == "vllm" and stage.name in implemented_stages(vllm))
+        run_stage(stage, vllm if mine else eager, values)
+        if stage.name in PRODUCTS:
+            checks[stage.name] = check_stage(stage, values)
+    require_right(checks)
 
 
 @pytest.mark.parametrize("workload", DECODES, ids=lambda workload: workload.label)

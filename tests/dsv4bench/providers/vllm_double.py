@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from dsv4_kernels import reference
 from dsv4_kernels.cache import PagedCache
-from dsv4_kernels.codec import read_entries, record_view
+from dsv4_kernels.codec import quantize_fp8, read_entries, record_view
 from dsv4_kernels.formats import FORMATS
+from dsv4_kernels.weight import Fp8Weight, dense
 
 OPS = "vllm.models.deepseek_v4.common.ops"
 BY_BYTES = {584: "main-fp8", 132: "indexer-fp8", 656: "latent-fp8"}
@@ -343,6 +344,41 @@ def fused_norm_rope(
     )  # fmt: skip
 
 
+def per_token_group_quant_fp8(
+    x, group_size, eps=1e-10, dtype=None, column_major_scales=False, tma_aligned_scales=False, out_q=None,
+    use_ue8m0=None,
+):  # fmt: skip
+    assert x.is_contiguous()
+    assert group_size == 128
+    assert column_major_scales
+    assert tma_aligned_scales
+    assert use_ue8m0
+    values, exponents = quantize_fp8(x, group_size, floor=eps)
+    laid = torch.empty_strided(exponents.shape, (1, -(-len(x) // 4) * 4))
+    return values, laid.copy_(exponents.float().exp2())
+
+
+def fp8_gemm_nt(*args, **kwargs):
+    (values, scales), (weight, weight_scales), out = args
+    assert kwargs == {"is_deep_gemm_e8m0_used": True}
+    assert scales.stride() == (1, -(-len(values) // 4) * 4)
+    assert weight.is_contiguous()
+    x = (values.float().unflatten(1, (-1, 128)) * scales.unsqueeze(-1)).flatten(1)
+    out.copy_(x @ dense(Fp8Weight(weight, weight_scales), torch.float32).T)
+
+
+def fp8_einsum(*args, **kwargs):
+    equation, (values, scales), (weight, weight_scales), out = args
+    tokens, _, width = values.shape
+    padded = -(-tokens // 4) * 4
+    assert equation == "bhr,hdr->bhd"
+    assert kwargs == {"recipe": (1, 128, 128)}
+    assert values.stride()[1:] == (tokens * width, 1)
+    assert scales.stride()[1:] == (width // 128 * padded, padded)
+    x = (values.float().unflatten(2, (-1, 128)) * scales.unsqueeze(-1)).flatten(2)
+    out.copy_(torch.einsum("bhr,hdr->bhd", x, dense(Fp8Weight(weight, weight_scales), torch.float32)))
+
+
 def has_cutedsl():
     return True
 
@@ -362,7 +398,9 @@ def modules() -> dict[str, Any]:
         f"{OPS}.fused_indexer_q": (fused_indexer_q_rope_quant, has_cutedsl),
         f"{OPS}.cache_utils": (dequantize_and_gather_k_cache, has_cutedsl),
         "vllm.models.deepseek_v4.nvidia.ops.sparse_attn_compress_cutedsl": (compress_norm_rope_store_cutedsl,),
-        "vllm.utils.deep_gemm": (get_paged_mqa_logits_metadata, fp8_fp4_paged_mqa_logits, fp8_fp4_mqa_logits),
+        "vllm.utils.deep_gemm": (get_paged_mqa_logits_metadata, fp8_fp4_paged_mqa_logits, fp8_fp4_mqa_logits,
+                                 fp8_gemm_nt, fp8_einsum),
+        "vllm.model_executor.layers.quantization.utils.fp8_utils": (per_token_group_quant_fp8,),
         "vllm.v1.attention.ops.flashmla": (flash_mla_with_kvcache, get_mla_metadata, flash_mla_sparse_fwd),
         "vllm._custom_ops": (cp_gather_indexer_k_quant_cache, top_k_per_row_decode, top_k_per_row_prefill,
                              concat_mla_q, concat_and_cache_mla),
