@@ -7,6 +7,7 @@ the vendor's dense figures, without structured sparsity.
 
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from dsv4bench.errors import UserError
 
@@ -87,7 +88,10 @@ def gpu_named(name: str) -> Gpu:
     for gpu in GPUS.values():
         if _plain(gpu.name) == _plain(name):
             return gpu
-    raise UserError(f"unknown GPU {name!r}; known are {', '.join(GPUS)}")
+    by_plain_name = {_plain(known): known for known in GPUS}
+    close = get_close_matches(_plain(name), by_plain_name, n=1)
+    hint = f"did you mean {by_plain_name[close[0]]}? " if close else ""
+    raise UserError(f"unknown GPU {name!r}: {hint}known are {', '.join(GPUS)}")
 
 
 def parse_gpus(text: str) -> tuple[int, Gpu]:

@@ -92,14 +92,16 @@ def require_known(spec: str) -> None:
         if not Path(path).is_file():
             raise UserError(f"no such provider file: {path}")
         return
-    (name, _, variant), known = spec.partition(":"), provider_targets()
+    if spec.endswith(".py"):
+        raise UserError(f"provider {spec}: say which class of the file, as {spec}:Class")
+    (name, colon, variant), known = spec.partition(":"), provider_targets()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"did you mean {near[0]}? " if near else ""
         raise UserError(
-            f"unknown provider {spec!r}; known: {', '.join(sorted(known))}, or a file as path/to/file.py:Class{hint}"
+            f"unknown provider {spec!r}: {hint}known are {', '.join(sorted(known))}, or a file as path/to/file.py:Class"
         )
-    if variant and name in BUILT_IN and variant not in VARIANTS.get(name, ()):
+    if colon and name in BUILT_IN and variant not in VARIANTS.get(name, ()):
         also = "".join(f", {name}:{other}" for other in VARIANTS.get(name, ()))
         raise UserError(f"provider {name} has no variant {variant!r}; known: {name}{also}")
 

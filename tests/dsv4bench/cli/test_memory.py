@@ -222,7 +222,7 @@ def test_a_target_that_cannot_be_written_is_refused_before_anything_is_printed()
         (["--engine", "vllm@0.3"], "unknown vLLM version '0.3'; known are 0.20 … 0.33"),
         (["--engine", "mlc"], "unknown engine 'mlc': known are ideal, vllm, sglang, llama.cpp, ik_llama.cpp"),
         (["--engine", "vllm", "--layout", "x"], "--layout must be flashmla or flashinfer, got 'x'"),
-        (["--engine", "vllm", "--gpu", "8xTPU"], "unknown GPU 'TPU'; known are A100-80G, H100"),
+        (["--engine", "vllm", "--gpu", "8xTPU"], "unknown GPU 'TPU': known are A100-80G, H100"),
         (["--engine", "vllm", "--available", "80G"], "--available: unknown unit 'G'"),
         (["--engine", "vllm", "--available", "80"], "--available: '80' has no unit; write 80GiB, or 80B for bytes"),
         (["--engine", "vllm", "--gpu", "H200", "--weights", "110"], "--weights: '110' has no unit"),

@@ -31,9 +31,11 @@ def test_what_is_no_count_and_name_is_said_to_be_of_the_wrong_form(text: str) ->
         parse_gpus(text)
 
 
-@pytest.mark.parametrize("text", ["H2000", "8xTPU"])
-def test_an_unknown_gpu_is_an_error_that_lists_the_known_ones(text: str) -> None:
-    with pytest.raises(UserError, match="unknown GPU .*known are A100-80G, H100"):
+@pytest.mark.parametrize(
+    ("text", "hint"), [("H2000", "did you mean H200\\? "), ("8xTPU", ""), ("8 x mi30", "did you mean MI300X\\? ")]
+)
+def test_an_unknown_gpu_is_an_error_that_lists_the_known_ones_and_the_one_meant(text: str, hint: str) -> None:
+    with pytest.raises(UserError, match=f"unknown GPU '[A-Za-z0-9]+': {hint}known are A100-80G, H100"):
         parse_gpus(text)
 
 
