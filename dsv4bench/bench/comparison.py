@@ -2,6 +2,7 @@
 
 import os
 import random
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +16,7 @@ from dsv4bench.bench.l2 import input_sets, make_flush
 from dsv4bench.bench.launches import count_all
 from dsv4bench.bench.load import busy_elsewhere, crowded, read_cpu
 from dsv4bench.bench.messages import Measured
-from dsv4bench.bench.model_side import make_contestant
+from dsv4bench.bench.model_side import make_contestant, require_support
 from dsv4bench.bench.padding import padding
 from dsv4bench.bench.rounds import Kept, Turn, run_rounds, seed_of
 from dsv4bench.bench.settings import Settings
@@ -32,6 +33,9 @@ from dsv4bench.stack.model import Model
 from dsv4bench.stack.scopes import scope
 
 T = TypeVar("T")
+
+Tensors = Callable[[Sequence[Case]], Layer | Model]
+"""Gives the weights and caches that cases share, drawing them if need be."""
 
 AwaitTurn = Callable[[int], None]
 """Returns when a round may be timed: sides in other processes have their turns as well."""
@@ -72,24 +76,35 @@ class Comparison:
         self._spending, self._report, self._await_turn = spending, report, await_turn
         self._on_cpu = settings.device.type == "cpu"
 
-    def measure(self, cases: Sequence[Case], layer: Layer | Model) -> Iterator[Measured]:
+    def measure(self, cases: Sequence[Case], tensors: Tensors) -> Iterator[Measured]:
         """Measure cases that share a ``round_id``: each yields one row, whatever happens to it.
+
+        Tensors are drawn only if there is a case that this machine can run.
 
         Raises:
             PoisonedError: after the row of the case that broke the device; the others have to be measured elsewhere.
         """
         contenders = [Contender(case) for case in cases]
         try:
-            self._measure(contenders, layer)
+            self._measure(contenders, tensors)
         except PoisonedError:
             yield from (contender.measured for contender in contenders if contender.measured)
             raise
         yield from (contender.measured for contender in contenders if contender.measured)
 
-    def _measure(self, contenders: Sequence[Contender], layer: Layer | Model) -> None:
+    def _measure(self, contenders: Sequence[Contender], tensors: Tensors) -> None:
         for contender in contenders:
+            self._guard(contender, "loading providers", self._require_support)
+        if not (able := _unfinished(contenders)):
+            return
+        try:
+            layer = tensors([contender.case for contender in able])
+        except Exception as error:
+            self._fail(able, error)
+            return
+        for contender in _unfinished(able):
             self._guard(contender, "preparing", partial(self._prepare, layer))
-        able = [contender for contender in contenders if contender.measured is None]
+        able = _unfinished(able)
         for contender, kept in zip(able, self._rounds(able), strict=True):
             if contender.measured is None:
                 self._guard(contender, "finishing", partial(self._finish, kept))
@@ -120,13 +135,25 @@ class Comparison:
         except RuntimeError as broken:
             raise PoisonedError(str(broken)) from error
 
+    def _require_support(self, contender: Contender) -> None:
+        contract = self._settings.contract(contender.case)
+        with self._spending.on("loading providers"):
+            require_support(contender.case, self._settings)
+        if reason := timer_of(contract).unavailable():
+            raise UnsupportedError(f"timer {contract.timer} is not available here: {reason}")
+
+    def _fail(self, contenders: Sequence[Contender], error: Exception) -> None:
+        """Make what prevented the tensors that cases share the row of each."""
+        traceback.print_exception(error)
+        for contender in contenders:
+            contender.measured = Measured(self._settings.failed(contender.case, *status_of(error)))
+        self._require_health(error)
+
     def _prepare(self, layer: Layer | Model, contender: Contender) -> None:
-        """Load the providers, run once (which compiles), compare with the reference, count launches."""
+        """Run once (which compiles), compare with the reference, count launches."""
         case, timing = contender.case, self._settings.timing
         with self._spending.on("loading providers"):
             side = contender.side = make_contestant(case, self._settings, layer)
-        if reason := timer_of(side.contract).unavailable():
-            raise UnsupportedError(f"timer {side.contract.timer} is not available here: {reason}")
         with self._spending.on("compile and first run"):
             values = side.inputs(seed_of(timing.seed, case.pair_id, "before"))
         if self._settings.check:
@@ -267,6 +294,11 @@ def _warn_of_others(row: Row, windows: Sequence[Window]) -> list[str]:
 
     row.extra["busy_elsewhere"] = others
     return crowded(others, torch.get_num_threads(), os.cpu_count() or 1)
+
+
+def _unfinished(contenders: Sequence[Contender]) -> list[Contender]:
+    """Those without a row yet."""
+    return [contender for contender in contenders if contender.measured is None]
 
 
 def _side(contender: Contender) -> Contestant:

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from dsv4bench.bench.rounds import seed_of
 from dsv4bench.bench.settings import Settings
-from dsv4bench.bench.side import WHOLE, Contestant, Part, Side, make_side
+from dsv4bench.bench.side import WHOLE, Contestant, Part, Side, load_cast, make_side
 from dsv4bench.bench.timers import Call
 from dsv4bench.model.stage import Stage
 from dsv4bench.results.row import Contract
@@ -94,6 +94,16 @@ def make_contestant(case: Case, settings: Settings, tensors: Layer | Model) -> C
     if isinstance(tensors, Model):
         return make_model_side(case, settings, tensors)
     return make_side(case, settings, tensors)
+
+
+def require_support(case: Case, settings: Settings) -> None:
+    """Ask a case's providers before any tensor is drawn.
+
+    Raises:
+        UnsupportedError: as `load_cast`, of any layer.
+    """
+    for one in [case.of_kind(kind) for kind in case.kinds] if case.layers else [case]:
+        load_cast(one, settings)
 
 
 def _alone(run: Callable[[Values], None], values: Values) -> Call:

@@ -149,6 +149,26 @@ class Side:
 
 
 def make_side(case: Case, settings: Settings, layer: Layer) -> Side:
+    """A layer's side, its providers loaded.
+
+    Raises:
+        UnsupportedError: as `load_cast`.
+    """
+    cast = load_cast(case, settings)
+    return Side(case, settings.contract(case), layer, cast.providers, cast.chosen, cast.stages, cast.schedule)
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Who runs the stages of a layer's case: everything of a `Side` that needs no tensors."""
+
+    providers: dict[str, Provider]
+    chosen: dict[str, str]
+    stages: tuple[Stage, ...]
+    schedule: Schedule | None
+
+
+def load_cast(case: Case, settings: Settings) -> Cast:
     """Load a case's providers and ask whether they support it.
 
     Raises:
@@ -167,8 +187,7 @@ def make_side(case: Case, settings: Settings, layer: Layer) -> Side:
     for spec in dict.fromkeys(chosen.values()):
         provider, own = loaded[spec], tuple(name for name, choice in chosen.items() if choice == spec)
         _require(provider, spec, own, case, settings.device.type)
-    providers = {name: loaded[spec] for name, spec in chosen.items()}
-    return Side(case, settings.contract(case), layer, providers, chosen, stages, schedule)
+    return Cast({name: loaded[spec] for name, spec in chosen.items()}, chosen, stages, schedule)
 
 
 def _or_torch(case: Case, stage: str, spec: str, provider: Provider) -> str:

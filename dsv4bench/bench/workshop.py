@@ -3,6 +3,7 @@
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from dsv4bench.bench.calibration import timer_calibration, timer_floors
@@ -62,8 +63,7 @@ class Workshop:
         try:
             with watch_compilation() as log:
                 comparison = Comparison(settings, sensor, log, self._spending, self._report, self._waiter(task))
-                layer = self._layer_for(task)
-                for measured in comparison.measure(task.cases, layer):
+                for measured in comparison.measure(task.cases, partial(self._tensors, task)):
                     self._send(measured)
         except PoisonedError:
             healthy = False
@@ -78,7 +78,7 @@ class Workshop:
         """Trace launch gaps and send them; the process is not one to time in any more."""
         self._spending.take()
         try:
-            layer = self._layer_for(task)
+            layer = self._tensors(task, task.cases)
             with self._spending.on("launch gaps"):
                 for traced in trace_cases(task.cases, layer, task.settings, self._report):
                     self._send(traced)
@@ -99,18 +99,18 @@ class Workshop:
     def _report(self, case_id: str, doing: str) -> None:
         self._send(Working(case_id, doing))
 
-    def _layer_for(self, task: Measure | Trace) -> Layer | Model:
-        """The shared layer, made for the whole group at once or, if that is too much, for this task alone."""
-        if self._layer is not None and set(task.cases) <= set(self._group):
+    def _tensors(self, task: Measure | Trace, cases: Sequence[Case]) -> Layer | Model:
+        """What the cases of a task share, made for the whole group at once or, if that is too much, for them alone."""
+        if self._layer is not None and set(cases) <= set(self._group):
             return self._layer
-        self._report(task.cases[0].case_id, "drawing weights and caches")
+        self._report(cases[0].case_id, "drawing weights and caches")
         with self._spending.on("weights and caches"):
             try:
                 return self._make(task.group, task.settings)
             except Exception as error:
-                if not is_out_of_memory(error) or set(task.group) == set(task.cases):
+                if not is_out_of_memory(error) or set(task.group) == set(cases):
                     raise
-                return self._make(task.cases, task.settings)
+                return self._make(cases, task.settings)
 
     def _make(self, cases: Sequence[Case], settings: Settings) -> Layer | Model:
         self._layer, self._group = None, ()

@@ -20,7 +20,7 @@ DASH = "–"
 TEXTS = {"case": 26, "provider": 10, "status": 14}
 """Columns of text, and how narrow each may become."""
 STAGE_HEADS = ("provider", "median", "share", "launches", "host", "floor", "% of floor", "bound")
-DISPENSABLE = ("± MAD", "idle", "% of floor", "KV of layer")
+DISPENSABLE = ("± MAD", "idle", "% of floor", "KV memory")
 """Columns that a narrow terminal goes without; every format but the table has them all."""
 
 
@@ -189,7 +189,7 @@ def _heads(run: Run) -> list[str]:
         heads.append("% of floor")
     if _traced(run):
         heads.append("idle")
-    return [*heads, "KV of layer", "status"]
+    return [*heads, "KV memory", "status"]
 
 
 def _cells(run: Run, line: Line) -> list[str]:

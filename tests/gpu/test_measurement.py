@@ -44,7 +44,7 @@ def test_a_layer_is_measured_and_right_under_every_timer(tmp_path, timer, l2, gr
     layer = prepare(case.shape, case.kind, case.cache, [case.workload], device=device.torch_name)
     with watch_compilation() as log:
         comparison = Comparison(settings, sensor, log, Spending(), lambda *words: None, lambda number: None)
-        (measured,) = comparison.measure([case], layer)
+        (measured,) = comparison.measure([case], lambda able: layer)
     row = measured.row
     assert row.status is Status.OK, row.reason
     assert (row.contract.timer, row.contract.l2, row.contract.graph) == (timer, l2, graph)

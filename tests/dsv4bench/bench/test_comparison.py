@@ -46,7 +46,7 @@ def measure(tmp_path, monkeypatch):
         comparison = Comparison(
             settings, sensor, CompileLog(), Spending(), lambda *words: said.append(words), lambda number: None
         )
-        measured = list(comparison.measure(cases, layer))
+        measured = list(comparison.measure(cases, lambda able: layer))
         assert [one.row.case_id for one in measured] == [case.case_id for case in cases]
         return measured, said
 
@@ -231,8 +231,30 @@ def test_a_broken_device_ends_the_comparison_after_the_row_of_its_case(tmp_path,
     comparison = Comparison(settings, None, CompileLog(), Spending(), lambda *words: None, lambda number: None)
     rows = []
     with pytest.raises(PoisonedError, match="illegal memory access"):
-        rows.extend(one.row for one in comparison.measure(cases, layer))
-    measured = comparison.measure(cases, layer)
+        rows.extend(one.row for one in comparison.measure(cases, lambda able: layer))
+    measured = comparison.measure(cases, lambda able: layer)
     assert next(measured).row.reason == "ValueError: no such head size"
     with pytest.raises(PoisonedError):
         next(measured)
+
+
+def test_nothing_is_drawn_for_cases_that_no_provider_runs(tmp_path):
+    cases = expand(small_scenario(tmp_path, providers=["eager"], schedule={"graph": True}))
+    settings = Settings(small_scenario(tmp_path).timing, Device("cpu"))
+    comparison = Comparison(settings, None, CompileLog(), Spending(), lambda *words: None, lambda number: None)
+    (measured,) = comparison.measure(cases, lambda able: pytest.fail("tensors were drawn"))
+    assert (measured.row.status, measured.row.reason) == (Status.UNSUPPORTED, "a CUDA graph needs a GPU")
+
+
+def test_what_prevents_the_tensors_is_the_row_of_every_case_that_needs_them(tmp_path, capfd):
+    def too_much(able):
+        assert [case.provider.label for case in able] == ["eager"]
+        raise MemoryError("no room for 1 TiB")
+
+    cases = expand(small_scenario(tmp_path, providers=["vllm", "eager"]))
+    settings = Settings(small_scenario(tmp_path).timing, Device("cpu"))
+    comparison = Comparison(settings, None, CompileLog(), Spending(), lambda *words: None, lambda number: None)
+    rows = [one.row for one in comparison.measure(cases, too_much)]
+    assert [row.status for row in rows] == [Status.UNSUPPORTED, Status.OOM]
+    assert "no room for 1 TiB" in rows[1].reason
+    assert "MemoryError" in capfd.readouterr().err

@@ -141,7 +141,11 @@ def test_providers_on_the_command_line_replace_those_of_the_scenario(folder):
         (["run"], 2, "which scenario?"),
         (["run", "nowhere.yaml"], 2, "no scenario 'nowhere.yaml'"),
         (["run", "mine.yaml", "--only", "dsa"], 5, "--only dsa selects none of the 8 cases; --dry-run lists them"),
-        (["run", "mine.yaml", "--provider", "egaer"], 2, "unknown provider 'egaer': did you mean eager? known are eager"),
+        (
+            ["run", "mine.yaml", "--provider", "egaer"],
+            2,
+            "unknown provider 'egaer': did you mean eager? known are eager",
+        ),
         (["run", "mine.yaml", "--provider", "no/such.py:Thing"], 2, "no such provider file: no/such.py"),
         (["run", "mine.yaml", "--provider", "eager,topk"], 2, "expected NAME or NAME,STAGE=NAME"),
         (

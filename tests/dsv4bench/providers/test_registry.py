@@ -89,7 +89,13 @@ def test_every_built_in_provider_is_listed_with_stages_or_a_reason():
 
 
 @pytest.mark.parametrize(
-    ("spec", "known"), [("vllm:tritn", "vllm, vllm:triton, vllm:cute"), ("triton:fast", "triton"), ("eager:x", "eager"), ("eager:", "eager")]
+    ("spec", "known"),
+    [
+        ("vllm:tritn", "vllm, vllm:triton, vllm:cute"),
+        ("triton:fast", "triton"),
+        ("eager:x", "eager"),
+        ("eager:", "eager"),
+    ],
 )
 def test_a_variant_that_does_not_exist_is_refused_before_anything_is_imported(spec, known):
     with pytest.raises(UserError) as caught:

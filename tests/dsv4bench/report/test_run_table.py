@@ -75,7 +75,7 @@ def test_the_table_shows_speedups_over_both_baselines_and_why_a_case_has_none(st
     console = Console(width=140, file=io.StringIO(), color_system=None)
     console.print(run_table(stored))
     head, *lines = [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
-    assert head == "case provider median ± MAD vs eager vs v3.2 KV of layer status"
+    assert head == "case provider median ± MAD vs eager vs v3.2 KV memory status"
     assert lines[0] == "v3.2/dsa/decode-b1-4K eager 16.00 ms 0 % 1.00× – 2.00 KiB ok"
     assert lines[1] == "v3.2/dsa/decode-b1-4K triton – – – – 2.00 KiB unsupported: no [dsa] here | yet"
     assert "1.00× 8.00×" in lines[2]
@@ -94,7 +94,7 @@ def test_columns_without_any_value_are_left_out_of_the_tables_alone(stored):
         for item in stored.rows
     )
     without_times = replace(stored, rows=bytes_alone)
-    assert shown(run_table(without_times))[0].split() == ["case", "provider", "KV", "of", "layer", "status"]
+    assert shown(run_table(without_times))[0].split() == ["case", "provider", "KV", "memory", "status"]
     assert "| median | ± MAD |" in run_markdown(without_times)
     assert "median_s" in run_csv(without_times)
 
@@ -135,7 +135,7 @@ def traced(stored):
 
 def test_the_idle_share_is_shown_where_gaps_were_traced(stored, traced):
     head, _, first, second, *_ = run_markdown(traced).splitlines()
-    assert head.endswith("| idle | KV of layer | status |")
+    assert head.endswith("| idle | KV memory | status |")
     assert first.endswith("| 20 % | 2.00 KiB | ok |")
     assert "| – | 2.00 KiB | unsupported" in second
     assert "idle" not in run_markdown(stored)
