@@ -48,7 +48,7 @@ def done(folder):
 def test_a_run_prints_the_baseline_first_with_speedups_and_memory(done):
     assert done.returncode == 0, done.stderr
     head, first, second, *_ = done.stdout.splitlines()
-    assert head.split() == ["case", "provider", "median", "±", "MAD", "vs", "eager", "KV", "of", "layer", "status"]
+    assert head.split() == ["case", "provider", "median", "±", "MAD", "vs", "eager", "KV", "memory", "status"]
     assert "eager" in first
     assert "1.00×" in first
     assert first.rstrip().endswith("ok")
