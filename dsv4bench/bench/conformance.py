@@ -5,7 +5,7 @@ It also isolates them: a row that kills its process, or breaks the device's cont
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -13,18 +13,19 @@ from typing import Any
 
 import torch
 
+from dsv4bench.bench.device import use_device
 from dsv4bench.bench.messages import Tried, Try
 from dsv4bench.bench.worker import Worker
 from dsv4bench.providers.base import Provider
 from dsv4bench.providers.registry import load_provider
 from dsv4bench.verify.attempt import attempt
-from dsv4bench.verify.suite import ROWS, Outcome, Status
+from dsv4bench.verify.suite import Outcome, Status, row_numbered
 
 
 def attempt_all(
     tasks: Sequence[Try], jobs: int, log: Path, make_worker: Callable[[Path], Worker] = Worker
-) -> Iterator[Outcome]:
-    """Try rows in as many processes, yielding outcomes as they end; closing the iterator ends the processes.
+) -> Generator[Outcome]:
+    """Try rows in as many processes, yielding outcomes as they end; closing the generator ends the processes.
 
     Args:
         tasks: what to try.
@@ -59,8 +60,8 @@ def _answer(worker: Worker, task: Try) -> Tried:
     try:
         found = worker.receive(0.0)
     except EOFError:
-        row = next(row for row in ROWS if row.number == task.row)
-        return Tried(Outcome(row, task.setting, Status.FAIL, reason=f"layer: {worker.obituary()}"), healthy=False)
+        reason = f"layer: {worker.obituary()}"
+        return Tried(Outcome(row_numbered(task.row), task.setting, Status.FAIL, reason=reason), healthy=False)
     assert isinstance(found, Tried)
     return found
 
@@ -68,8 +69,8 @@ def _answer(worker: Worker, task: Try) -> Tried:
 def try_row(task: Try) -> Tried:
     """The worker's part; it is not healthy if the device's context broke."""
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // task.jobs))
-    row = next(row for row in ROWS if row.number == task.row)
-    outcome = attempt(_provider(task.provider), row, task.setting, task.allow, task.folder)
+    use_device(task.setting.device)
+    outcome = attempt(_provider(task.provider), row_numbered(task.row), task.setting, task.allow, task.folder)
     return Tried(outcome, _works(task.setting.device))
 
 

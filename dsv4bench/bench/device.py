@@ -87,6 +87,14 @@ def find_device(text: str) -> Device:
     )
 
 
+def use_device(name: str) -> None:
+    """Make a GPU, by torch's name, the one that this process launches kernels on; nothing on a CPU."""
+    if name != "cpu":
+        import torch
+
+        torch.cuda.set_device(name)
+
+
 def _triton_version() -> str | None:
     try:
         import triton

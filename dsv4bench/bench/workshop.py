@@ -9,7 +9,7 @@ from typing import Any
 from dsv4bench.bench.calibration import timer_calibration, timer_floors
 from dsv4bench.bench.comparison import AwaitTurn, Comparison, PoisonedError
 from dsv4bench.bench.compilation import watch_compilation
-from dsv4bench.bench.device import Device, find_device
+from dsv4bench.bench.device import Device, find_device, use_device
 from dsv4bench.bench.failure import is_out_of_memory, status_of
 from dsv4bench.bench.gaps import trace_cases
 from dsv4bench.bench.messages import Done, Found, Measure, Measured, Probe, Ready, Trace, Working
@@ -39,10 +39,7 @@ class Workshop:
             device = find_device(task.device)
         except UserError as error:
             return Found(None, error=str(error))
-        if device.type == "cuda":
-            import torch
-
-            torch.cuda.set_device(device.index)
+        use_device(device.torch_name)
         if task.survey:
             device = replace(device, timers={name: make_timer(name).unavailable() for name in TIMERS})
         if not task.calibrate:
@@ -54,10 +51,7 @@ class Workshop:
         """Measure a comparison and send its rows; False when the device no longer works."""
         settings = task.settings
         self._spending.take()  # what passed since the last task is in the parent's books
-        if settings.device.type == "cuda":
-            import torch
-
-            torch.cuda.set_device(settings.device.index)
+        use_device(settings.device.torch_name)
         sensor = open_sensor(settings.device.uuid)[0] if settings.device.type == "cuda" else None
         healthy = True
         try:

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
@@ -62,7 +63,7 @@ def verify(
     Rows whose stages the provider lacks are skipped; stages it lacks within a row are filled in by the reference. Ends
     with exit code 5 if anything is wrong, and saves the failing inputs for --replay.
     """
-    from dsv4bench.bench.device import find_device, parse_device
+    from dsv4bench.bench.device import find_device, parse_device, use_device
 
     require_known(provider)  # this much before torch, which takes seconds to import
     parse_device(device)
@@ -79,6 +80,7 @@ def verify(
 
     allowed = _deviations(allow or [])
     where = find_device(device).torch_name
+    use_device(where)
     tried = load_provider(provider)
     if replay is not None:
         outcomes, finished = [replay_file(replay, tried, device=None if device == "auto" else where)], True
@@ -152,7 +154,7 @@ def _supported(provider: Provider, label: str, kinds: Sequence[LayerKind], devic
 
 def _in_turn(
     provider: Provider, plan: "Sequence[tuple[Row, Setting]]", allow: frozenset[str], folder: Path
-) -> "Iterator[Outcome]":
+) -> "Generator[Outcome]":
     from dsv4bench.verify.attempt import attempt
 
     return (attempt(provider, row, setting, allow, folder) for row, setting in plan)
@@ -160,7 +162,7 @@ def _in_turn(
 
 def _at_once(
     provider: str, plan: "Sequence[tuple[Row, Setting]]", allow: frozenset[str], folder: Path, jobs: int
-) -> "Iterator[Outcome]":
+) -> "Generator[Outcome]":
     from dsv4bench.bench.conformance import attempt_all
     from dsv4bench.bench.messages import Try
 
@@ -169,17 +171,18 @@ def _at_once(
         yield from attempt_all(tasks, jobs, Path(scratch) / "worker.log")
 
 
-def _collect(found: "Iterator[Outcome]", plan: "Sequence[tuple[Row, Setting]]") -> "tuple[list[Outcome], bool]":
+def _collect(found: "Generator[Outcome]", plan: "Sequence[tuple[Row, Setting]]") -> "tuple[list[Outcome], bool]":
     """Outcomes in the order of the plan, and whether they are all: Ctrl-C ends it early and loses nothing."""
     outcomes: list[Outcome] = []
     finished = True
     try:
-        for outcome in found:
-            outcomes.append(outcome)
-            if not _of_others(outcome):
-                row, setting = outcome.row, outcome.setting
-                name = f"{row.number:>3} {row.name} {setting.kind} {setting.precision.label}"
-                typer.echo(f"{name}: {outcome.status} ({outcome.seconds:.1f} s)", err=True)
+        with closing(found):  # so that no process outlives an interruption
+            for outcome in found:
+                outcomes.append(outcome)
+                if not _of_others(outcome):
+                    row, setting = outcome.row, outcome.setting
+                    name = f"{row.number:>3} {row.name} {setting.kind} {setting.precision.label}"
+                    typer.echo(f"{name}: {outcome.status} ({outcome.seconds:.1f} s)", err=True)
     except KeyboardInterrupt:
         finished = False
     order = {(row.number, setting): place for place, (row, setting) in enumerate(plan)}

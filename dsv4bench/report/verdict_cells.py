@@ -93,7 +93,7 @@ def explanation(verdict: Verdict) -> list[str]:
     lines = []
     if (evidence := verdict.evidence) is not None and (limits := verdict.limits) is not None:
         estimate = evidence.estimate
-        what = f"{evidence.rounds} interleaved rounds" if evidence.stored is None else f"{evidence.stored} stored runs"
+        what = f"{estimate.count} interleaved rounds" if evidence.stored is None else f"{evidence.stored} stored runs"
         if evidence.cards is not None:
             what += f" of {evidence.cards} other card{'s' if evidence.cards != 1 else ''}"
         lines.append(

@@ -101,7 +101,7 @@ def row_difference(
         return Difference(what, 0.0, tolerance)
     scale = expected.abs().amax(-1) if scale is None else scale.double()
     error = (actual - expected).abs().amax(-1) / torch.where(scale > 0, scale, 1.0)
-    return _located(what, error, tolerance, dims, labels, (returned, expected))
+    return _located(what, error, tolerance, dims, labels, (returned, expected, tolerance * scale))
 
 
 def vector_difference(
@@ -125,7 +125,8 @@ def vector_difference(
     cosines = torch.where(norm > 0, cosines, 1.0)
     # a cosine beyond its bound counts as an error just as far beyond the tolerance
     error = torch.maximum(error, tolerance * ((1 - cosines) / (1 - cosine)))
-    found = _located(what, error, tolerance, dims, labels, (returned, expected))
+    slack = tolerance * expected.abs().amax(-1)
+    found = _located(what, error, tolerance, dims, labels, (returned, expected, slack))
     return replace(found, numbers={"cosine": float(cosines.min())})
 
 
@@ -157,16 +158,17 @@ def _located(
     tolerance: float,
     dims: Sequence[str],
     labels: torch.Tensor | None,
-    vectors: tuple[torch.Tensor, torch.Tensor],
+    vectors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
 ) -> Difference:
-    """The worst of ``error`` [...]; ``vectors`` are what was returned and expected, [..., D]."""
+    """The worst of ``error`` [...]; ``vectors`` are returned and expected [..., D], and an element's slack [...]."""
     error = error.nan_to_num(nan=math.inf, posinf=math.inf)
     flat = int(error.argmax())
     worst = float(error.flatten()[flat])
     detail = ""
     if worst > tolerance:
-        actual, expected = (side.flatten(0, -2)[flat] if side.dim() > 1 else side for side in vectors)
-        detail = pinpoint(actual, expected, tolerance * float(expected.abs().amax())) + reach(error, tolerance)
+        actual, expected, slack = vectors
+        sides = (side.flatten(0, -2)[flat] if side.dim() > 1 else side for side in (actual, expected))
+        detail = pinpoint(*sides, float(slack.flatten()[flat])) + reach(error, tolerance)
     return Difference(what, worst, tolerance, describe(flat, error.shape, dims, labels), detail=detail)
 
 

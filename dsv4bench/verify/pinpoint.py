@@ -19,11 +19,15 @@ def pinpoint(actual: torch.Tensor, expected: torch.Tensor, slack: float) -> str:
     """
     gap = _gap(actual, expected)
     worst = int(gap.argmax())
-    text = f"element {worst} is {float(actual[worst]):.6g}, expected {float(expected[worst]):.6g}"
-    off = (gap > slack).nonzero().flatten()
-    if len(off) > 1:
-        text += f"; {len(off)} of {len(gap)} elements differ, {int(off[0])} to {int(off[-1])}"
-    return text
+    return f"element {worst} is {float(actual[worst]):.6g}, expected {float(expected[worst]):.6g}" + spread(gap > slack)
+
+
+def spread(off: torch.Tensor) -> str:
+    """How many elements of a vector are off and from where to where, if several are; ``off`` is boolean, [D]."""
+    places = off.nonzero().flatten()
+    if len(places) < 2:
+        return ""
+    return f"; {len(places)} of {len(off)} elements differ, {int(places[0])} to {int(places[-1])}"
 
 
 def reach(error: torch.Tensor, tolerance: float, noun: str = "vectors") -> str:

@@ -21,7 +21,7 @@ from dsv4_kernels.codec import (
 from dsv4_kernels.formats import FP4_MAX, FP8_MAX, EntryFormat
 
 from dsv4bench.verify.difference import QUANTISED_TOLERANCE, Difference, describe
-from dsv4bench.verify.pinpoint import reach
+from dsv4bench.verify.pinpoint import reach, spread
 
 SCALE_FLOOR = "scale-floor"
 """Deviation: another lower bound of the scale, which shows in blocks that are all but zero."""
@@ -141,15 +141,11 @@ def _wrong_values(flat: int, beyond: torch.Tensor, stored: torch.Tensor, low: to
     """The worst value of a vector and how far its like reach, nothing if all are right under their scales; all are
     [..., blocks, block]."""
     off, got, least, most = (one.flatten(-2).flatten(0, -2)[flat] for one in (beyond, stored, low, high))
-    wrong = off.nonzero().flatten()
-    if not len(wrong):
+    if not off.any():
         return ""
     worst = int(off.argmax())
     span = f"{float(least[worst]):.6g}" + (f" to {float(most[worst]):.6g}" if least[worst] != most[worst] else "")
-    return (
-        f"element {worst} is {float(got[worst]):.6g}, expected {span}; "
-        f"{len(wrong)} of {len(off)} elements differ, {int(wrong[0])} to {int(wrong[-1])}"
-    )
+    return f"element {worst} is {float(got[worst]):.6g}, expected {span}" + spread(off > 0)
 
 
 def _all_tiny(

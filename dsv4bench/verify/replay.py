@@ -6,6 +6,7 @@ row failed without any single call being wrong (two runs that should agree do no
 
 import tempfile
 from dataclasses import asdict
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from dsv4bench.model.shape import LayerKind
 from dsv4bench.providers.base import Provider
 from dsv4bench.results.atomic import replacing
 from dsv4bench.scenario.case import CachePrecision
-from dsv4bench.verify.suite import ROWS, Outcome, Row, run_row
+from dsv4bench.verify.suite import Outcome, Row, row_numbered, run_row
 from dsv4bench.verify.trial import Setting, Trial
 
 VERSION = 1
@@ -43,7 +44,11 @@ def require_writable(folder: Path) -> None:
 
 
 def save_failure(outcome: Outcome, folder: Path) -> Path:
-    """Store what made an outcome fail; returns the file's path."""
+    """Store what made an outcome fail; returns the file's path.
+
+    Raises:
+        OSError: it can't be written.
+    """
     setting = asdict(outcome.setting)
     setting["kind"] = outcome.setting.kind.value
     content: dict[str, Any] = {
@@ -56,8 +61,10 @@ def save_failure(outcome: Outcome, folder: Path) -> Path:
         name, arguments = outcome.failed_call
         content |= {"stage": name, "arguments": {key: _pack(key, v, arguments) for key, v in arguments.items()}}
     path = folder / f"row{outcome.row.number}-{outcome.setting.kind}-{outcome.setting.precision.label}.pt"
+    file = BytesIO()  # torch's own writer calls a full disk a RuntimeError
+    torch.save(content, file)
     with replacing(path) as beside:
-        torch.save(content, beside)
+        beside.write_bytes(file.getvalue())
     return path
 
 
@@ -93,7 +100,7 @@ def _read(path: Path) -> tuple[Row, Setting, dict[str, Any]]:
         stored = content["setting"]
         precision = CachePrecision(**stored.pop("precision"))
         setting = Setting(**(stored | {"kind": LayerKind(stored["kind"]), "precision": precision}))
-        row = next(row for row in ROWS if row.number == content["row"])
+        row = row_numbered(content["row"])
     except FileNotFoundError as error:
         raise UserError(f"no such file: {path}") from error
     except Exception as error:  # torch.load and what follows raise many kinds; all mean the same to the user

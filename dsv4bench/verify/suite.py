@@ -154,6 +154,15 @@ def select_rows(only: Sequence[str]) -> tuple[Row, ...]:
     return tuple(sorted(chosen, key=lambda row: row.number)) if only else ROWS
 
 
+def row_numbered(number: int) -> Row:
+    """The row of a number.
+
+    Raises:
+        KeyError: there is none.
+    """
+    return {row.number: row for row in ROWS}[number]
+
+
 def run_row(provider: Provider, row: Row, setting: Setting, *, allow: frozenset[str] = frozenset()) -> Outcome:
     """Try one row with one setting."""
     stages = tuple(name for name in row.stages_of(setting.kind) if name in implemented_stages(provider))

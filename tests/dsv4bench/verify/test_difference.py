@@ -32,6 +32,14 @@ def test_a_failure_names_the_worst_element_both_values_and_how_far_its_like_reac
     assert vector_difference("o", expected, expected, dims=("token", "head")).detail == ""
 
 
+def test_elements_within_the_scale_of_their_row_are_not_counted_as_off():
+    expected = torch.full((1, 8), 0.01)
+    actual = expected + 0.001
+    actual[0, 3] = 0.5
+    found = row_difference("logits", actual, expected, 1e-2, scale=torch.ones(1))
+    assert found.sentence == "logits off by 0.49 (allowed 0.01) at token 0: element 3 is 0.5, expected 0.01"
+
+
 def test_what_is_not_finite_is_shown_as_it_was_returned():
     expected = torch.ones(1, 4)
     found = row_difference("y", torch.tensor([[1.0, math.nan, 1.0, 1.0]]), expected, 1e-6)

@@ -54,7 +54,14 @@ def test_a_value_one_step_off_is_wrong(keys):
     value, right = (float(one[7, 5]) for one in (dequantize_fp8(values, exponents), keys))
     assert found.detail.startswith(f"element 5 is {value:.6g}, expected ")
     assert abs(value - right) < 0.2 * abs(right)
-    assert f"1 of 128 elements differ, 5 to 5; 1 of {len(keys)} vectors are off" in found.detail
+    assert found.detail.endswith(f"; 1 of {len(keys)} vectors are off")
+
+
+def test_several_values_off_are_counted_with_the_first_and_the_last(keys):
+    values, exponents = quantize_fp8(keys.bfloat16(), 128)
+    values.view(torch.uint8)[7, 5:80:2] ^= 0x80
+    found = compare(dequantize_fp8(values, exponents), exponents, keys)
+    assert "; 38 of 128 elements differ, 5 to 79; " in found.detail
 
 
 def test_another_scale_is_wrong_even_if_the_values_match_it(keys):

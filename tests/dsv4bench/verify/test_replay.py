@@ -32,6 +32,16 @@ def test_a_saved_failure_fails_again_and_passes_with_the_fault_repaired(number, 
     assert replay(path, ReferenceProvider()).status is Status.PASS
 
 
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path):
+    outcome = failed(7, LayerKind.SWA, mutants.zero_by_zero())
+    path = save_failure(outcome, tmp_path)
+    path.unlink()
+    path.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        save_failure(outcome, tmp_path)
+    assert caught.value.filename == str(path)
+
+
 def test_the_file_is_small_even_where_the_cache_has_gigabytes(tmp_path):
     path = save_failure(failed(10, LayerKind.SWA, mutants.offsets_in_32_bits()), tmp_path)
     assert path.stat().st_size < 2_000_000
