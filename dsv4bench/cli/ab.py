@@ -15,7 +15,8 @@ from dsv4bench.analysis.selftest import limits_at
 from dsv4bench.analysis.verdict import PRESETS, Limits, Outcome
 from dsv4bench.cli.compare import print_comparison
 from dsv4bench.cli.gate import Preset, noise_of
-from dsv4bench.cli.run import RUNS, Format, provider_override, selected_cases
+from dsv4bench.cli.output import Format
+from dsv4bench.cli.run import RUNS, provider_override, selected_cases
 from dsv4bench.errors import MeasurementError, UserError
 from dsv4bench.results.baseline import ROOT
 from dsv4bench.results.noise import read_noise

@@ -9,7 +9,7 @@ import typer
 
 from dsv4bench.analysis.history import Series, series
 from dsv4bench.analysis.reason import MINIMUM_HISTORY
-from dsv4bench.cli.run import Format, print_records
+from dsv4bench.cli.output import Format, print_records
 from dsv4bench.errors import MeasurementError, UserError
 from dsv4bench.report.quantity import change, seconds, share
 from dsv4bench.report.records import Record

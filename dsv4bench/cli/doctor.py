@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from dsv4bench.cli.run import output_console
+from dsv4bench.cli.output import output_console
 
 STYLES = {"ok": "green", "missing": "dim", "warning": "yellow"}
 

@@ -13,7 +13,7 @@ from dsv4bench.analysis.examine import Findings, examine, interleaved
 from dsv4bench.analysis.gate import Again, Evidences, GateReport, by_severity, settle, with_remarks
 from dsv4bench.analysis.selftest import applicable, limits_at
 from dsv4bench.analysis.verdict import PRESETS, Evidence, Limits, Outcome, Subject, Verdict
-from dsv4bench.cli.run import output_console
+from dsv4bench.cli.output import output_console
 from dsv4bench.errors import IncomparableError, MeasurementError, UserError
 from dsv4bench.report.github import annotations, append_step_summary
 from dsv4bench.report.junit import junit_xml

@@ -7,7 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from dsv4bench.cli.run import output_console
+from dsv4bench.cli.output import output_console
 from dsv4bench.model.schedule import DEFAULT, SCHEDULES, Launch, Schedule, levels, make_schedule
 from dsv4bench.model.shape import PRESETS, LayerKind
 from dsv4bench.model.stage import STAGES

@@ -5,13 +5,15 @@ from typing import Annotated
 
 import typer
 
-from dsv4bench.cli.run import Format, print_records, print_run
+from dsv4bench.cli.flags import given_flags, refuse_beside, refuse_without
+from dsv4bench.cli.output import Format, print_records, print_run
 from dsv4bench.errors import UserError
 from dsv4bench.report.losses import SHOWN, loss_records
 from dsv4bench.results.run_directory import read_run
 
 
 def report(
+    call: typer.Context,
     run: Annotated[Path, typer.Argument(help="Run directory, or a stored baseline file.")],
     stages: Annotated[bool, typer.Option("--stages", help="Print every stage and launch gaps as well.")] = False,
     losses: Annotated[
@@ -26,12 +28,10 @@ def report(
     """Print a run that is stored: its table, its stages, or where it loses most against the floor."""
     found = read_run(run)
     if losses is None:
-        if provider is not None:
-            raise UserError("--provider goes with --losses N")
+        refuse_without("--losses", given_flags(call), {"provider"})
         print_run(found, format, stages)
         return
-    if stages:
-        raise UserError("--losses prints stages by itself; leave --stages out")
+    refuse_beside("--losses", given_flags(call), {"stages"})
     records = loss_records(found.rows)
     if not records:
         raise UserError(f"{run} has no stage with a time and a floor; a run on a GPU has")

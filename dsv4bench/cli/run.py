@@ -6,20 +6,17 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from dsv4bench.analysis.roofline import Peaks
 from dsv4bench.cli.cases import known_cases
-from dsv4bench.cli.flags import given_flags, refuse_beside
+from dsv4bench.cli.flags import given_flags, refuse_beside, refuse_without
+from dsv4bench.cli.output import Format, print_records, print_run
 from dsv4bench.errors import IncomparableError, MeasurementError, UserError
 from dsv4bench.model.gpus import gpu_named, gpu_of_device
-from dsv4bench.report import quantity
-from dsv4bench.report.records import Record, Shown, records_csv, records_json, records_markdown, records_table
 from dsv4bench.results.run_directory import MANIFEST, Run, new_run_path, read_run
 from dsv4bench.scenario.case import Case
 from dsv4bench.scenario.expand import expand, select
@@ -30,19 +27,6 @@ if TYPE_CHECKING:
     from dsv4bench.bench.execute import Event
 
 RUNS = Path("reports") / "runs"
-MOST_WARNINGS = 5
-"""Warnings of rows that the end of a run prints."""
-WIDE = 240
-"""Columns of a table that goes to a file or a pipe."""
-
-
-class Format(StrEnum):
-    """How results are printed."""
-
-    TABLE = "table"
-    JSON = "json"
-    CSV = "csv"
-    MD = "md"
 
 
 def run(
@@ -79,8 +63,8 @@ def run(
     Exit code 0 when every case is ok, unsupported, oom or skipped and at least one is ok; 5 otherwise; 2 for wrong
     input; 130 on Ctrl-C, which leaves a run that --resume finishes.
     """
+    given = given_flags(call)
     if resume is not None:
-        given = given_flags(call)
         refuse_beside("--resume", given, given.keys() - {"resume", "check", "stages", "format"})
         _report(_resumed(resume, check), format, stages)
         return
@@ -92,8 +76,8 @@ def run(
     read = weights_override(weights, layer)
     resolved = load_scenario(scenario, [*(overrides or ()), *provider_override(provider), *read])
     cases = selected_cases(resolved, only or [])
-    if (roofline or gpu is not None) and not dry_run:
-        raise UserError("--roofline and --gpu go with --dry-run; a real run stores floors anyway")
+    if not dry_run:
+        refuse_without("--dry-run", given, {"roofline", "gpu"})  # a real run stores floors anyway
     if dry_run:
         _print_plan(cases, format, roofline, gpu)
         return
@@ -221,49 +205,6 @@ def _report(run: Run, format: Format, stages: bool) -> None:
         raise typer.Exit(code)
 
 
-def print_run(run: Run, format: Format, stages: bool) -> None:
-    """Print a run's tables, and on stderr its warnings and where its time went."""
-    from dsv4bench.report.layers_and_models import further_tables
-    from dsv4bench.report.run_table import run_csv, run_json, run_markdown, run_table, stage_table
-
-    console = output_console()
-    match format:
-        case Format.TABLE:
-            console.print(run_table(run, console.width))
-            if stages:
-                console.print()
-                console.print(stage_table(run))
-            for table in further_tables(run, stages=stages):
-                console.print()
-                console.print(table)
-        case Format.MD:
-            typer.echo(run_markdown(run), nl=False)
-        case Format.CSV:
-            typer.echo(run_csv(run), nl=False)
-        case Format.JSON:
-            typer.echo(run_json(run), nl=False)
-    for line in _closing(run):
-        typer.echo(line, err=True)
-
-
-def _closing(run: Run) -> list[str]:
-    """What stderr says at the end: warnings, how the time was spent, where the run is."""
-    lines = [f"warning: {text}" for text in run.manifest.warnings]
-    of_rows = [f"warning: {row.label}: {text}" for row in run.rows for text in row.warnings]
-    lines += of_rows[:MOST_WARNINGS]
-    if len(of_rows) > MOST_WARNINGS:
-        lines.append(f"warning: {len(of_rows) - MOST_WARNINGS} more of rows; --format json has them all")
-    total = sum(run.manifest.spent.values())
-    if total:
-        parts = sorted(run.manifest.spent.items(), key=lambda item: -item[1])
-        shown = ", ".join(f"{purpose} {quantity.seconds(spent)}" for purpose, spent in parts)
-        lines.append(f"{quantity.seconds(total)} of wall time: {shown}")
-    shares = [row.extra["timer_share"] for row in run.rows if "timer_share" in row.extra]
-    if shares:
-        lines.append(f"reading the timer: at most {max(shares):.2%} of any layer time")
-    return [*lines, f"run: {run.path}"]
-
-
 def _print_plan(cases: Sequence[Case], format: Format, roofline: bool, gpu: str | None) -> None:
     """The cases, or with ``roofline`` the floors of their stages on a card."""
     from dsv4bench.report.plan import SHOWN, floor_records, plan_records
@@ -291,24 +232,6 @@ def _peaks(gpu: str | None) -> Peaks:
     if card is None:
         raise UserError(f"--roofline needs --gpu NAME: {reason or 'the card here is not in the GPU table'}")
     return Peaks.datasheet(card)
-
-
-def output_console() -> Console:
-    """Standard output: as wide as the terminal, or as wide as it takes where there is none."""
-    return Console(width=None if sys.stdout.isatty() else WIDE)
-
-
-def print_records(records: Sequence[Record], format: Format, shown: Shown) -> None:
-    """Print flat records in a format."""
-    match format:
-        case Format.TABLE:
-            output_console().print(records_table(records, shown))
-        case Format.MD:
-            typer.echo(records_markdown(records, shown), nl=False)
-        case Format.CSV:
-            typer.echo(records_csv(records), nl=False)
-        case Format.JSON:
-            typer.echo(records_json(records), nl=False)
 
 
 def _repeated(flag: str, values: Sequence[str] | None) -> list[str]:

@@ -10,7 +10,8 @@ from dsv4bench.analysis.gate import DOUBLINGS
 from dsv4bench.analysis.selftest import machine_noise, noise_at, with_stored
 from dsv4bench.analysis.verdict import GATEABLE, PRESETS
 from dsv4bench.cli.ab import arguments, progress
-from dsv4bench.cli.run import RUNS, Format, print_records, selected_cases
+from dsv4bench.cli.output import Format, print_records
+from dsv4bench.cli.run import RUNS, selected_cases
 from dsv4bench.errors import MeasurementError, UserError
 from dsv4bench.report.quantity import change, seconds, share
 from dsv4bench.report.records import Record

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dsv4bench.cli.flags import given_flags, refuse_beside
-from dsv4bench.cli.run import Format, print_records
+from dsv4bench.cli.output import Format, print_records
 from dsv4bench.errors import MeasurementError, UserError
 from dsv4bench.model.shape import LayerKind
 from dsv4bench.providers.base import Need, Provider, support_of

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dsv4bench.results.row import Row, Status
+from dsv4bench.results.row import Row
 from dsv4bench.scenario.sizes import format_tokens
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ def floor_figure(rows: Sequence[Row]) -> "Figure | None":
     by_boundary = len({row.case.get("boundary") for row in rows}) > 1
     for row in rows:
         for stage in row.stages:
-            if row.status is Status.OK and stage.timing and stage.floor:
+            if (share := stage.floor_share) is not None:
                 cells = panels.setdefault(stage.provider, {})
                 key = _line(row, stage.name), _column(row, by_boundary)
-                cells[key] = min(stage.floor / stage.timing.median, cells.get(key, math.inf))
+                cells[key] = min(share, cells.get(key, math.inf))
     if not panels:
         return None
     from matplotlib.figure import Figure
@@ -47,9 +47,13 @@ def _line(row: Row, stage: str) -> str:
     return f"{model} {stage}" if layer == "model" else f"{model} {layer} {stage}"
 
 
+def step_label(row: Row) -> str:
+    """A step in two short lines: batch and context."""
+    return f"B={row.case['batch']}\n{format_tokens(row.case['context'])}"
+
+
 def _column(row: Row, by_boundary: bool) -> str:
-    parts = [f"B={row.case['batch']}", format_tokens(row.case["context"])]
-    return "\n".join([*parts, row.case["boundary"]] if by_boundary else parts)
+    return f"{step_label(row)}\n{row.case['boundary']}" if by_boundary else step_label(row)
 
 
 def _draw(axis: "Axes", cells: Cells) -> None:

@@ -20,12 +20,12 @@ def loss_records(rows: Sequence[Row]) -> list[Record]:
             "provider": stage.provider,
             "time": stage.timing.median,
             "floor": stage.floor,
-            "% of floor": stage.floor / stage.timing.median,
+            "% of floor": stage.floor_share,
             "lost": stage.timing.median - stage.floor,
-            "bound": stage.bound or "–",
+            "bound": stage.bound,
         }
         for row in rows
         for stage in row.stages
-        if stage.timing and stage.floor
+        if stage.timing and stage.floor and stage.floor_share
     ]
     return sorted(records, key=lambda record: -float(record["lost"]))

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 Record = Mapping[str, Any]
@@ -20,7 +21,7 @@ def records_table(records: Sequence[Record], shown: Shown | None = None) -> Tabl
         numeric = any(isinstance(record[key], int | float) for record in records)
         table.add_column(key, justify="right" if numeric else "left", overflow="fold")
     for record in records:
-        table.add_row(*(cell.replace("[", r"\[") for cell in _cells(record, shown or {})))
+        table.add_row(*(escape(cell) for cell in _cells(record, shown or {})))
     return table
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsv4bench.analysis.speedup import speedups
 from dsv4bench.errors import UserError
-from dsv4bench.report.floor_plot import floor_figure
+from dsv4bench.report.floor_plot import floor_figure, step_label
 from dsv4bench.results.atomic import replacing
 from dsv4bench.results.row import Row, Status
 from dsv4bench.scenario.sizes import format_bytes, format_tokens
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 _COLOURS = {"swa": "#4477AA", "c4a": "#228833", "c128a": "#CCBB44", "dsa": "#BB5566", "model": "#AA3377"}
 """One colour a layer kind in every figure (Paul Tol's bright scheme, readable without colour vision)."""
-
-
 _WHATS = {"stage": "Stages together:", "model": "Attention of all layers:"}
 """What the times of a run are of, by its kind; of layers unless named here."""
 _HATCHES = ("", "////", "....", "xxxx")
@@ -68,10 +66,6 @@ def _figure(width: float, height: float, columns: int = 1) -> tuple["Figure", li
     return figure, list(axes)
 
 
-def _step_label(row: Row) -> str:
-    return f"B={row.case['batch']}\n{format_tokens(row.case['context'])}"
-
-
 def _series(row: Row) -> str:
     return f"{row.case['model']} {row.case['layer']} {row.case['provider']}"
 
@@ -110,15 +104,14 @@ def _width(rows: Sequence[Row]) -> float:
 
 def _bars(axis: "Axes", rows: Sequence[Row], values: dict[str, float]) -> None:
     """Grouped bars: a group a step (batch, context), a bar a layer and provider."""
-    steps = list(dict.fromkeys((row.case["batch"], row.case["context"], _step_label(row)) for row in rows))
+    steps = list(dict.fromkeys((row.case["batch"], row.case["context"], step_label(row)) for row in rows))
     series = list(dict.fromkeys(_series(row) for row in rows))
     styles = _series_styles(rows)
     width = 0.8 / len(series)
     for row in rows:
-        group = steps.index((row.case["batch"], row.case["context"], _step_label(row)))
+        group = steps.index((row.case["batch"], row.case["context"], step_label(row)))
         place = group - 0.4 + width * (series.index(_series(row)) + 0.5)
-        style = styles[_series(row)]
-        axis.bar(place, values[row.case_id], width * 0.92, **style)
+        axis.bar(place, values[row.case_id], width * 0.92, **styles[_series(row)])
     axis.set_xticks(range(len(steps)), [label for _, _, label in steps])
     for name in series:
         axis.bar(0, 0, 0, label=name, **styles[name])

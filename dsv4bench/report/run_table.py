@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from rich.markup import escape
 from rich.table import Table
 
 from dsv4bench.analysis.speedup import Speedup, speedups
@@ -73,7 +74,7 @@ def run_table(run: Run, width: int | None = None) -> Table:
         justify: Literal["left", "right"] = "left" if head in TEXTS else "right"
         table.add_column(head, justify=justify, overflow="fold", no_wrap=narrow is None, min_width=narrow)
     for line, text in zip(lines, texts, strict=True):
-        cells = [text[head].replace("[", r"\[") for head in heads]
+        cells = [escape(text[head]) for head in heads]
         style = STYLES.get(line.row.status, "red")
         table.add_row(*cells[:-1], f"[{style}]{cells[-1]}[/]")
     return table
@@ -161,8 +162,8 @@ def stage_table(run: Run) -> Table:
         if row.layer is None:
             continue
         whole = [seconds(row.layer.median), "", _number(row.layer.launches), _seconds(row.layer.host)]
-        names += [row.label.replace("[", r"\["), *(f"  {stage.name}" for stage in timed)]
-        cells.append(["", *whole, _seconds(row.floor), _of_floor(row.floor, row.layer.median), ""])
+        names += [escape(row.label), *(f"  {stage.name}" for stage in timed)]
+        cells.append(["", *whole, _seconds(row.floor), _share(row.floor_share), ""])
         cells += [[stage.provider, *_stage_cells(stage, total)] for stage in timed]
     columns = [column for column in zip(STAGE_HEADS, *cells, strict=True) if set(column[1:]) - {"", DASH}]
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -178,7 +179,7 @@ def _stage_cells(stage: StageRow, total: float) -> list[str]:
     assert stage.timing is not None
     time = stage.timing
     cells = [seconds(time.median), share(time.median / total), _number(time.launches), _seconds(time.host)]
-    return [*cells, _seconds(stage.floor), _of_floor(stage.floor, time.median), stage.bound or DASH]
+    return [*cells, _seconds(stage.floor), _share(stage.floor_share), stage.bound or DASH]
 
 
 def _heads(run: Run) -> list[str]:
@@ -202,7 +203,7 @@ def _cells(run: Run, line: Line) -> list[str]:
     if baseline.get("model"):
         cells.append(_times(line.speedup.model))
     if any(other.floor for other in run.rows):
-        cells.append(_of_floor(row.floor, row.layer.median if row.layer else None))
+        cells.append(_share(row.floor_share))
     if _traced(run):
         gaps = row.layer.gaps if row.layer else None
         cells.append(share(gaps.idle / gaps.span) if gaps else DASH)
@@ -242,5 +243,5 @@ def _times(value: float | None) -> str:
     return DASH if value is None else f"{value:.2f}×"
 
 
-def _of_floor(floor: float | None, time: float | None) -> str:
-    return DASH if not floor or not time else share(floor / time)
+def _share(value: float | None) -> str:
+    return DASH if value is None else share(value)

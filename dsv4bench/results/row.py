@@ -122,6 +122,10 @@ class Accuracy(Model):
     """Further figures by name: ``snr_db``, ``recall``, ``lse_error``, ``cosine``."""
 
 
+def _floor_share(floor: float | None, timing: Timing | None) -> float | None:
+    return floor / timing.median if floor and timing and timing.median > 0 else None
+
+
 class StageRow(Model):
     """One stage of a case."""
 
@@ -136,6 +140,11 @@ class StageRow(Model):
     bound: Literal["memory", "compute"] | None = None
     accuracy: Accuracy | None = None
     extra: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def floor_share(self) -> float | None:
+        """Floor over time; None where either is unknown or the timer read zero or less."""
+        return _floor_share(self.floor, self.timing)
 
 
 class MemoryFigures(Model):
@@ -172,6 +181,11 @@ class Row(Model):
     repro: str = ""
     """The command that runs this case again."""
     extra: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def floor_share(self) -> float | None:
+        """Floor over the time of the layer, as of a stage."""
+        return _floor_share(self.floor, self.layer)
 
     @model_validator(mode="after")
     def _numbers_if_and_only_if_ok(self) -> Self:

@@ -167,8 +167,8 @@ def _located(
     detail = ""
     if worst > tolerance:
         actual, expected, slack = vectors
-        sides = (side.flatten(0, -2)[flat] if side.dim() > 1 else side for side in (actual, expected))
-        detail = pinpoint(*sides, float(slack.flatten()[flat])) + reach(error, tolerance)
+        got, due = (side.flatten(0, -2)[flat] if side.dim() > 1 else side for side in (actual, expected))
+        detail = pinpoint(got, due, float(slack.flatten()[flat])) + reach(error, tolerance)
     return Difference(what, worst, tolerance, describe(flat, error.shape, dims, labels), detail=detail)
 
 

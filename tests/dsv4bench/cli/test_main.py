@@ -15,6 +15,7 @@ import typer
 from dsv4bench.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[3]
+BASELINE = str(max((ROOT / "reports" / "baselines" / "h200" / "quickstart").glob("*.json")))
 NO_TORCH = """
 import sys
 class Block:
@@ -53,8 +54,10 @@ def cli(*arguments, code=None, cwd=None):
         ["run", "quickstart", "--dry-run"],
         ["list", "scenarios"],
         ["list", "models"],
+        ["report", BASELINE],
+        ["report", BASELINE, "--losses", "3"],
     ],
-    ids=" ".join,
+    ids=lambda words: " ".join(words).replace(BASELINE, "RUN"),
 )
 def test_light_commands_work_without_torch(arguments):
     done = cli(*arguments, code=NO_TORCH)

@@ -60,8 +60,8 @@ def test_losses_are_the_stages_that_take_longest_beyond_their_floor() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--provider", "triton"], "--provider goes with --losses N"),
-        (["--losses", "3", "--stages"], "leave --stages out"),
+        (["--provider", "triton"], "--provider is read with --losses only"),
+        (["--losses", "3", "--stages"], "--losses does not read --stages"),
         (["--losses", "3", "--provider", "mine"], "no such provider in .*; it has .*triton"),
     ],
 )

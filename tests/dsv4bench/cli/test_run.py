@@ -156,7 +156,7 @@ def test_providers_on_the_command_line_replace_those_of_the_scenario(folder):
         (["run", "mine.yaml", "--provider", "eager,tokp=eager"], 2, "; did you mean 'topk'?"),
         (["run", "mine.yaml", "--provider", "eager,topk=egaer"], 2, ": did you mean eager? known are"),
         (["run", "mine.yaml", "--device", "gpu"], 2, "--device gpu: expected auto, cpu, cuda or cuda:N"),
-        (["run", "mine.yaml", "--gpu", "b200"], 2, "--roofline and --gpu go with --dry-run"),
+        (["run", "mine.yaml", "--gpu", "b200"], 2, "--gpu is read with --dry-run only"),
         (["run", "mine.yaml", "--dry-run", "--gpu", "b2000"], 2, "unknown GPU 'b2000'"),
         (["run", "--resume", "nowhere"], 4, "no run at nowhere"),
         (["run", "mine.yaml", "--resume", "out"], 2, "--resume does not read SCENARIO"),

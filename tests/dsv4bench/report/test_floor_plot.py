@@ -45,6 +45,6 @@ def test_boundaries_are_columns_of_their_own() -> None:
     assert labels == ["B=1\n64K\nnone", "B=1\n64K\nall"]
 
 
-@pytest.mark.parametrize("stages", [(), (stage("topk", 1e-5, None),)])
+@pytest.mark.parametrize("stages", [(), (stage("topk", 1e-5, None),), (stage("topk", 0.0, 1e-6),)])
 def test_without_a_floor_there_is_no_picture(stages) -> None:
     assert floor_figure([measured(1, *stages), row("broken", status=Status.OOM, reason="too large")]) is None

@@ -35,7 +35,7 @@ def row_of(case):
         case=case.describe(),
         contract=CONTRACT,
         status=Status.OK if seconds else Status.UNSUPPORTED,
-        reason="" if seconds else "no [dsa] here | yet",
+        reason="" if seconds else "no [dsa] of [8, 64] here | yet",
         layer=timing([seconds]) if seconds else None,
         stages=[stage] if seconds else [],
         memory=MemoryFigures(ideal_bytes=2048),
@@ -77,7 +77,7 @@ def test_the_table_shows_speedups_over_both_baselines_and_why_a_case_has_none(st
     head, *lines = [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
     assert head == "case provider median ± MAD vs eager vs v3.2 KV memory status"
     assert lines[0] == "v3.2/dsa/decode-b1-4K eager 16.00 ms 0 % 1.00× – 2.00 KiB ok"
-    assert lines[1] == "v3.2/dsa/decode-b1-4K triton – – – – 2.00 KiB unsupported: no [dsa] here | yet"
+    assert lines[1] == "v3.2/dsa/decode-b1-4K triton – – – – 2.00 KiB unsupported: no [dsa] of [8, 64] here | yet"
     assert "1.00× 8.00×" in lines[2]
     assert "2.00× –" in lines[5], "the baseline model has no time with this provider"
 
@@ -159,7 +159,7 @@ def test_labels_leave_out_what_all_rows_share(stored):
 def test_markdown_escapes_what_would_end_a_cell(stored):
     lines = run_markdown(stored).splitlines()
     assert lines[0].startswith("| case | provider | median |")
-    assert r"no [dsa] here \| yet" in lines[3]
+    assert r"no [dsa] of [8, 64] here \| yet" in lines[3]
     assert len(lines) == 2 + 6
 
 
@@ -167,7 +167,7 @@ def test_csv_keeps_si_units_and_leaves_empty_what_is_not_there(stored):
     records = list(csv.DictReader(io.StringIO(run_csv(stored))))
     assert float(records[0]["median_s"]) == 16e-3
     assert records[1]["median_s"] == ""
-    assert records[1]["reason"] == "no [dsa] here | yet"
+    assert records[1]["reason"] == "no [dsa] of [8, 64] here | yet"
     assert float(records[5]["speedup_provider"]) == 2.0
     assert records[0]["ideal_bytes"] == "2048"
 
