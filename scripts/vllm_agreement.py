@@ -32,6 +32,8 @@ COMPLETING = ("compress_norm_rope_insert", "indexer_compress_insert")
 """Stages whose work depends on how many tokens complete an entry: in the figures all do."""
 OF_VARIANT = ("compress_norm_rope_insert", "indexer_query_rope_quant")
 """Stages of which vLLM has a CuTe and a Triton form: providers ``vllm`` and ``vllm:triton``."""
+HEADED = ("query_norm_rope_insert", "sparse_attention", "inverse_rope_quant")
+"""Stages whose heads in the figures are query heads; elsewhere they are the indexer's, of which all models have 64."""
 MOST_COOPERATIVE = 32
 """Rows up to which vLLM 0.26 takes its cooperative top-k; only the kernel that it takes is measured."""
 
@@ -91,10 +93,6 @@ def _cell(record: dict[str, str]) -> Cell:
         context=context,
         seconds={"warm": float(record["graph_us"]) / 1e6, "cold": float(record["cold_us"]) / 1e6},
     )
-
-
-HEADED = ("query_norm_rope_insert", "sparse_attention", "inverse_rope_quant")
-"""Stages whose heads in the figures are query heads; elsewhere they are the indexer's, of which all models have 64."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dsv4bench.bench.l2 import input_sets, make_flush
 from dsv4bench.bench.launches import count_all
 from dsv4bench.bench.load import busy_elsewhere, crowded, read_cpu
 from dsv4bench.bench.messages import Measured
-from dsv4bench.bench.model_side import make_contestant, require_support
+from dsv4bench.bench.model_side import Casts, load_casts, make_contestant
 from dsv4bench.bench.padding import padding
 from dsv4bench.bench.rounds import Kept, Turn, run_rounds, seed_of
 from dsv4bench.bench.settings import Settings
@@ -53,6 +53,7 @@ class Contender:
     """A case on its way to a row."""
 
     case: Case
+    casts: Casts = field(default_factory=dict)
     side: Contestant | None = None
     launches: dict[str, int | None] = field(default_factory=dict)
     accuracy: dict[str, Accuracy] = field(default_factory=dict)
@@ -94,15 +95,16 @@ class Comparison:
 
     def _measure(self, contenders: Sequence[Contender], tensors: Tensors) -> None:
         for contender in contenders:
-            self._guard(contender, "loading providers", self._require_support)
+            self._guard(contender, "loading providers", self._load)
         if not (able := _unfinished(contenders)):
             return
         try:
             layer = tensors([contender.case for contender in able])
-        except Exception as error:
+        except Exception as error:  # what prevented the tensors that cases share is the row of each
+            traceback.print_exception(error)
             self._fail(able, error)
             return
-        for contender in _unfinished(able):
+        for contender in able:
             self._guard(contender, "preparing", partial(self._prepare, layer))
         able = _unfinished(able)
         for contender, kept in zip(able, self._rounds(able), strict=True):
@@ -116,15 +118,16 @@ class Comparison:
         try:
             return action(contender)
         except Exception as error:  # whatever a provider raises belongs into its row
-            contender.measured = Measured(self._settings.failed(contender.case, *status_of(error)))
-            self._require_health(error)
+            self._fail([contender], error)
             return None
         finally:
             for kernel, seconds in self._log.since(before).items():
                 contender.compiled[kernel] = contender.compiled.get(kernel, 0.0) + seconds
 
-    def _require_health(self, error: Exception) -> None:
-        """After a failure on a GPU: free what it held, and see whether the context still works."""
+    def _fail(self, contenders: Sequence[Contender], error: Exception) -> None:
+        """Make an exception the row of cases; on a GPU, free what it held and see whether the context still works."""
+        for contender in contenders:
+            contender.measured = Measured(self._settings.failed(contender.case, *status_of(error)))
         if self._settings.device.type != "cuda":
             return
         import torch
@@ -135,25 +138,18 @@ class Comparison:
         except RuntimeError as broken:
             raise PoisonedError(str(broken)) from error
 
-    def _require_support(self, contender: Contender) -> None:
+    def _load(self, contender: Contender) -> None:
+        """Load the providers and ask whether they, and the timer, can do this case."""
         contract = self._settings.contract(contender.case)
         with self._spending.on("loading providers"):
-            require_support(contender.case, self._settings)
+            contender.casts = load_casts(contender.case, self._settings)
         if reason := timer_of(contract).unavailable():
             raise UnsupportedError(f"timer {contract.timer} is not available here: {reason}")
-
-    def _fail(self, contenders: Sequence[Contender], error: Exception) -> None:
-        """Make what prevented the tensors that cases share the row of each."""
-        traceback.print_exception(error)
-        for contender in contenders:
-            contender.measured = Measured(self._settings.failed(contender.case, *status_of(error)))
-        self._require_health(error)
 
     def _prepare(self, layer: Layer | Model, contender: Contender) -> None:
         """Run once (which compiles), compare with the reference, count launches."""
         case, timing = contender.case, self._settings.timing
-        with self._spending.on("loading providers"):
-            side = contender.side = make_contestant(case, self._settings, layer)
+        side = contender.side = make_contestant(case, self._settings, layer, contender.casts)
         with self._spending.on("compile and first run"):
             values = side.inputs(seed_of(timing.seed, case.pair_id, "before"))
         if self._settings.check:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dsv4bench.analysis.gaps import typical_gaps
 from dsv4bench.bench.failure import status_of
 from dsv4bench.bench.messages import Traced
-from dsv4bench.bench.model_side import make_contestant
+from dsv4bench.bench.model_side import load_casts, make_contestant
 from dsv4bench.bench.rounds import seed_of
 from dsv4bench.bench.settings import Settings
 from dsv4bench.bench.side import WHOLE, Contestant, Report
@@ -34,7 +34,7 @@ def trace_cases(cases: Sequence[Case], layer: Layer | Model, settings: Settings,
             yield Traced(case.case_id, None, unavailable)
             continue
         try:
-            side = make_contestant(case, settings, layer)
+            side = make_contestant(case, settings, layer, load_casts(case, settings))
             gaps = trace(side, seed_of(settings.timing.seed, case.pair_id, "gaps"))
         except Exception as error:  # whatever a provider raises; its row stands
             yield Traced(case.case_id, None, status_of(error)[1])

@@ -1,13 +1,14 @@
 """A whole model as one side of a comparison: its layers one after another, as a single call."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 from dsv4bench.bench.rounds import seed_of
 from dsv4bench.bench.settings import Settings
-from dsv4bench.bench.side import WHOLE, Contestant, Part, Side, load_cast, make_side
+from dsv4bench.bench.side import WHOLE, Cast, Contestant, Part, Side, load_cast, make_side
 from dsv4bench.bench.timers import Call
+from dsv4bench.model.shape import LayerKind
 from dsv4bench.model.stage import Stage
 from dsv4bench.results.row import Contract
 from dsv4bench.scenario.case import Case
@@ -19,6 +20,8 @@ from dsv4bench.stack.scopes import scope
 
 ModelValues = list[Values]
 """Inputs and outputs of each distinct layer."""
+Casts = dict[LayerKind, Cast]
+"""Who runs the layers of a case, by their kind; of a single layer, one."""
 
 
 @dataclass(frozen=True)
@@ -79,31 +82,21 @@ class ModelSide:
         return values
 
 
-def make_model_side(case: Case, settings: Settings, model: Model) -> ModelSide:
-    """Load a model case's providers, layer by layer.
+def load_casts(case: Case, settings: Settings) -> Casts:
+    """Load a case's providers, for each layer kind, and ask whether they support it; no tensor is needed.
 
     Raises:
-        UnsupportedError: as ``make_side``, of any layer.
+        UnsupportedError: as `load_cast`, of any kind.
     """
-    layers: Sequence[Side] = [make_side(case.of_kind(layer.kind), settings, layer) for layer in model.layers]
-    return ModelSide(case, settings.contract(case), tuple(layers), model.order)
+    return {kind: load_cast(case.of_kind(kind) if case.layers else case, settings) for kind in case.kinds}
 
 
-def make_contestant(case: Case, settings: Settings, tensors: Layer | Model) -> Contestant:
-    """A model's or a layer's side of a comparison."""
-    if isinstance(tensors, Model):
-        return make_model_side(case, settings, tensors)
-    return make_side(case, settings, tensors)
-
-
-def require_support(case: Case, settings: Settings) -> None:
-    """Ask a case's providers before any tensor is drawn.
-
-    Raises:
-        UnsupportedError: as `load_cast`, of any layer.
-    """
-    for one in [case.of_kind(kind) for kind in case.kinds] if case.layers else [case]:
-        load_cast(one, settings)
+def make_contestant(case: Case, settings: Settings, tensors: Layer | Model, casts: Casts) -> Contestant:
+    """A model's or a layer's side of a comparison, run by casts that were loaded for it."""
+    if not isinstance(tensors, Model):
+        return make_side(case, settings, tensors, casts[case.kind])
+    sides = [make_side(case.of_kind(layer.kind), settings, layer, casts[layer.kind]) for layer in tensors.layers]
+    return ModelSide(case, settings.contract(case), tuple(sides), tensors.order)
 
 
 def _alone(run: Callable[[Values], None], values: Values) -> Call:

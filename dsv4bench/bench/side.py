@@ -148,16 +148,6 @@ class Side:
         return lambda: run_stage(stage, provider, values)
 
 
-def make_side(case: Case, settings: Settings, layer: Layer) -> Side:
-    """A layer's side, its providers loaded.
-
-    Raises:
-        UnsupportedError: as `load_cast`.
-    """
-    cast = load_cast(case, settings)
-    return Side(case, settings.contract(case), layer, cast.providers, cast.chosen, cast.stages, cast.schedule)
-
-
 @dataclass(frozen=True)
 class Cast:
     """Who runs the stages of a layer's case: everything of a `Side` that needs no tensors."""
@@ -166,6 +156,11 @@ class Cast:
     chosen: dict[str, str]
     stages: tuple[Stage, ...]
     schedule: Schedule | None
+
+
+def make_side(case: Case, settings: Settings, layer: Layer, cast: Cast) -> Side:
+    """A layer's side, run by a cast that was loaded for it."""
+    return Side(case, settings.contract(case), layer, cast.providers, cast.chosen, cast.stages, cast.schedule)
 
 
 def load_cast(case: Case, settings: Settings) -> Cast:

@@ -230,8 +230,7 @@ class BaselineSection(Section):
     """Model whose layer the others are compared with, usually v3.2."""
 
 
-ProviderEntry = str | dict[str, str]
-Providers = Annotated[
+ProviderEntry = Annotated[
     Annotated[str, Tag(PROVIDER_TAGS[0])] | Annotated[dict[str, str], Tag(PROVIDER_TAGS[1])],
     Discriminator(lambda value: PROVIDER_TAGS[isinstance(value, dict)]),
 ]
@@ -248,10 +247,10 @@ class Scenario(Section):
     """``layer`` times whole layers and each stage, ``stage`` only the stages named, ``model`` the attention of every
     layer of a model one after another, ``memory`` accounts KV bytes."""
     model: Names
-    """Presets (v4-pro, v4-flash, v3.2) or paths to a Hugging Face config.json."""
+    """Presets (v4-pro, v4-flash, v3.2), their published names, or paths to a Hugging Face config.json."""
     layers: Annotated[list[LayerKind], _axis(LayerKind), Field(min_length=1)] | None = None
     """Layer kinds; default: every kind of each model. dsa always has the V3.2 shape."""
-    stages: Annotated[list[str], _axis(str), Field(min_length=1)] | None = None
+    stages: Names | None = None
     """Stages of ``kind: stage``."""
     copies: Annotated[Integer, Field(ge=1)] = 2
     """Of ``kind: model``: distinct sets of weights and caches per layer kind; its layers take them in turn."""
@@ -261,11 +260,7 @@ class Scenario(Section):
     """Cache precisions."""
     weights: WeightsSection = WeightsSection()
     """Weights of the projections."""
-    providers: Annotated[
-        list[Providers],
-        BeforeValidator(_as_list, json_schema_input_type=ProviderEntry | list[ProviderEntry]),
-        Field(min_length=1),
-    ] = ["eager"]
+    providers: Annotated[list[ProviderEntry], _axis(str | dict[str, str]), Field(min_length=1)] = ["eager"]
     """Who runs the stages: names, or {default: name, STAGE: name, …} to mix."""
     baseline: BaselineSection = BaselineSection()
     """What speedups are over."""

@@ -7,7 +7,7 @@ import torch
 
 from dsv4bench.bench.check import check_replay, check_run
 from dsv4bench.bench.device import find_device
-from dsv4bench.bench.model_side import make_contestant
+from dsv4bench.bench.model_side import load_casts, make_contestant
 from dsv4bench.bench.settings import Settings
 from dsv4bench.bench.side import WHOLE
 from dsv4bench.model.shape import V4_FLASH, LayerKind
@@ -39,7 +39,8 @@ def side(request):
     model = prepare_model(
         SMALL, KINDS, case.copies, case.cache, [case.workload], device=device.torch_name, choice=case.weights
     )
-    return make_contestant(case, Settings(scenario.timing, device), model)
+    settings = Settings(scenario.timing, device)
+    return make_contestant(case, settings, model, load_casts(case, settings))
 
 
 def test_a_step_is_right_in_every_layer(side):

@@ -10,6 +10,11 @@ from dsv4bench.providers.vllm.library import Library, MissingError, describe
 from dsv4bench.providers.vllm.query import FLASHMLA_HEADS
 from dsv4bench.providers.vllm.release import V026
 
+PRODUCTS = (
+    "input_projection", "query_projection", "indexer_query_projection", "output_group_projection", "output_projection",
+)  # fmt: skip
+"""Products that DeepGEMM computes where the weights are fp8, and torch where they are not."""
+
 FUNCTIONS: dict[str, tuple[str, ...]] = {
     "qkv_norm": ("qkv_norm",),
     "query_norm_rope_insert": ("query_norm_rope_insert",),
@@ -23,21 +28,12 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "index_map": (),
     "sparse_attention": ("sparse_decode", "decode_plan"),
     "inverse_rope_quant": ("inverse_rope_quant",),
-    "input_projection": (),
-    "query_projection": (),
-    "indexer_query_projection": (),
-    "output_group_projection": (),
-    "output_projection": (),
+    **dict.fromkeys(PRODUCTS, ()),
     "query_rope": ("latent_query", "concat_query"),
     "latent_insert": ("latent_query", "latent_insert"),
     "indexer_key_insert": ("index_key_insert",),
 }
 """Functions (``release.FORMS``) that a stage always needs."""
-
-PRODUCTS = (
-    "input_projection", "query_projection", "indexer_query_projection", "output_group_projection", "output_projection",
-)  # fmt: skip
-"""Products that DeepGEMM computes where the weights are fp8, and torch where they are not."""
 
 PARTS: dict[str, tuple[str, ...]] = {"indexer_logits": ("DeepGEMM",), "sparse_attention": ("FlashMLA",)}
 """Parts of vLLM that may be missing although its functions are there."""

@@ -11,7 +11,7 @@ from dsv4bench.bench.device import Device
 from dsv4bench.bench.execute import group_cases
 from dsv4bench.bench.failure import IncorrectError
 from dsv4bench.bench.footprint import memory_of
-from dsv4bench.bench.model_side import make_contestant
+from dsv4bench.bench.model_side import load_casts, make_contestant
 from dsv4bench.bench.settings import Settings
 from dsv4bench.bench.side import WHOLE
 from dsv4bench.model.shape import LayerKind
@@ -34,7 +34,7 @@ def case(tmp_path_factory):
 def side(case):
     model = prepare_model(case.shape, case.layers, case.copies, case.cache, [case.workload])
     settings = Settings(small_timing(), Device("cpu"))
-    return make_contestant(case, settings, model)
+    return make_contestant(case, settings, model, load_casts(case, settings))
 
 
 def small_timing():

@@ -6,7 +6,7 @@ from dsv4bench.bench.device import Device
 from dsv4bench.bench.execute import comparisons
 from dsv4bench.bench.failure import UnsupportedError
 from dsv4bench.bench.settings import Settings
-from dsv4bench.bench.side import MATRIX_PRODUCTS, make_side
+from dsv4bench.bench.side import MATRIX_PRODUCTS, load_cast, make_side
 from dsv4bench.model.stage import STAGES
 from dsv4bench.scenario.expand import expand
 from dsv4bench.scenario.schema import Scenario
@@ -19,7 +19,8 @@ def side(device=CUDA, **keys):
         {"name": "t", "model": "v4-flash", "layers": "c4a", "workload": {"context": "8K", "batch": 8}, **keys}
     )
     (case,) = expand(scenario)
-    return make_side(case, Settings(scenario.timing, device), layer=None)
+    settings = Settings(scenario.timing, device)
+    return make_side(case, settings, None, load_cast(case, settings))
 
 
 def test_a_gpu_case_gets_the_schedule_it_asks_for():
