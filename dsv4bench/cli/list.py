@@ -74,9 +74,9 @@ def stages() -> None:
     for kind, of_kind in STAGES.items():
         table = Table(title=f"{kind}", title_justify="left", box=None, header_style="bold")
         table.add_column("stage", no_wrap=True)  # names are there to be copied
-        table.add_column("parameters", ratio=2)
-        table.add_column("returns", ratio=1)
-        table.add_column("writes", ratio=1)
+        table.add_column("parameters", ratio=2, overflow="fold")
+        table.add_column("returns", ratio=1, overflow="fold")
+        table.add_column("writes", ratio=1, overflow="fold")
         for stage in of_kind:
             taken = [name if name == tensor else f"{name}={tensor}" for name, tensor in stage.inputs.items()]
             table.add_row(stage.name, " ".join(taken), " ".join(stage.outputs), " ".join(stage.updates))

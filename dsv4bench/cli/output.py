@@ -1,6 +1,7 @@
 """Results on stdout in the format asked for, and on stderr what a run has to say beside them."""
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 
@@ -9,6 +10,7 @@ from rich.console import Console
 
 from dsv4bench.report import quantity
 from dsv4bench.report.records import Record, Shown, records_csv, records_json, records_markdown, records_table
+from dsv4bench.results.row import Status
 from dsv4bench.results.run_directory import Run
 
 MOST_WARNINGS = 5
@@ -35,7 +37,8 @@ def print_records(records: Sequence[Record], format: Format, shown: Shown) -> No
     """Print flat records in a format."""
     match format:
         case Format.TABLE:
-            output_console().print(records_table(records, shown))
+            console = output_console()
+            console.print(records_table(records, shown, console.width))
         case Format.MD:
             typer.echo(records_markdown(records, shown), nl=False)
         case Format.CSV:
@@ -53,10 +56,10 @@ def print_run(run: Run, format: Format, stages: bool) -> None:
     match format:
         case Format.TABLE:
             console.print(run_table(run, console.width))
-            if stages:
+            if stages and any(row.layer for row in run.rows):
                 console.print()
                 console.print(stage_table(run))
-            for table in further_tables(run, stages=stages):
+            for table in further_tables(run, stages=stages, width=console.width):
                 console.print()
                 console.print(table)
         case Format.MD:
@@ -72,6 +75,9 @@ def print_run(run: Run, format: Format, stages: bool) -> None:
 def _closing(run: Run) -> list[str]:
     """What stderr says at the end: warnings, how the time was spent, where the run is."""
     lines = [f"warning: {text}" for text in run.manifest.warnings]
+    if {row.status for row in run.rows} == {Status.UNSUPPORTED}:
+        ((reason, count), *_) = Counter(row.reason for row in run.rows).most_common(1)
+        lines.append(f"nothing was measured: {count} of {len(run.rows)} cases are unsupported: {reason}")
     of_rows = [f"warning: {row.label}: {text}" for row in run.rows for text in row.warnings]
     lines += of_rows[:MOST_WARNINGS]
     if len(of_rows) > MOST_WARNINGS:

@@ -14,7 +14,7 @@ import typer
 from dsv4bench.analysis.roofline import Peaks
 from dsv4bench.cli.cases import known_cases
 from dsv4bench.cli.flags import given_flags, refuse_beside, refuse_without
-from dsv4bench.cli.output import Format, print_records, print_run
+from dsv4bench.cli.output import Format, output_console, print_records, print_run
 from dsv4bench.errors import IncomparableError, MeasurementError, UserError
 from dsv4bench.model.gpus import gpu_named, gpu_of_device
 from dsv4bench.results.run_directory import MANIFEST, Run, new_run_path, read_run
@@ -207,13 +207,17 @@ def _report(run: Run, format: Format, stages: bool) -> None:
 
 def _print_plan(cases: Sequence[Case], format: Format, roofline: bool, gpu: str | None) -> None:
     """The cases, or with ``roofline`` the floors of their stages on a card."""
-    from dsv4bench.report.plan import SHOWN, floor_records, plan_records
+    from dsv4bench.report.plan import SHOWN, floor_records, floor_table, plan_records
 
     if not roofline and gpu is None:
         print_records(plan_records(cases), format, SHOWN)
         return
     peaks = _peaks(gpu)
-    print_records(floor_records(cases, peaks), format, SHOWN)
+    records = floor_records(cases, peaks)
+    if format is Format.TABLE:
+        output_console().print(floor_table(records))
+    else:
+        print_records(records, format, SHOWN)
     typer.echo(
         f"floors over the {peaks.source}: {peaks.bandwidth / 1e12:.2f} TB/s, "
         f"{peaks.bf16_flops / 1e12:.0f} bf16 and {peaks.fp8_flops / 1e12:.0f} fp8 TFLOP/s",

@@ -99,9 +99,15 @@ def model_records(rows: Sequence[Row], baseline: str | None) -> list[Record]:
     ]
 
 
-def further_tables(run: Run, *, stages: bool = False) -> list[Table]:
-    """What a run says beyond its rows: gains of its schedules, steps of its models; with ``stages``, launch gaps."""
+def further_tables(run: Run, *, stages: bool = False, width: int | None = None) -> list[Table]:
+    """What a run says beyond its rows: gains of its schedules, steps of its models; with ``stages``, launch gaps.
+
+    Args:
+        run: what to show.
+        stages: with launch gaps.
+        width: columns of the terminal.
+    """
     baseline = (run.manifest.scenario.get("baseline") or {}).get("model")
     gaps = gap_records(run.rows) if stages else []
     found = (gaps, gain_records(run.rows), model_records(run.rows, baseline))
-    return [records_table(records, SHOWN) for records in found if records]
+    return [records_table(records, SHOWN, width) for records in found if records]

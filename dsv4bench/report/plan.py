@@ -1,7 +1,12 @@
 """What a run would do: its cases and, on a card from the GPU table, the floors of their stages."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
 
 from dsv4bench.analysis.roofline import Peaks, floor
 from dsv4bench.bench.roofline import cost_of, together
@@ -51,6 +56,24 @@ def floor_records(cases: Sequence[Case], peaks: Peaks) -> list[dict[str, Any]]:
         what = {"case": label, "stage": WHOLE, "bytes": moved, "flops": done}
         records.append(what | {"floor": total, "bound": None})
     return records
+
+
+def floor_table(records: Sequence[Mapping[str, Any]]) -> Table:
+    """For a terminal: of every case the sums, and its stages below."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("case / stage", overflow="fold", min_width=24)
+    for head in ("bytes", "flops", "floor", "bound"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for label, of_case in groupby(records, key=itemgetter("case")):
+        *stages, whole = of_case
+        table.add_row(escape(label), *_figures(whole))
+        for record in stages:
+            table.add_row(f"  {record['stage']}", *_figures(record))
+    return table
+
+
+def _figures(record: Mapping[str, Any]) -> list[str]:
+    return [*(SHOWN[key](record[key]) for key in ("bytes", "flops", "floor")), record["bound"] or ""]
 
 
 def _model_records(case: Case, label: str, peaks: Peaks) -> list[dict[str, Any]]:

@@ -7,8 +7,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from dsv4bench.cli.output import Format, print_run
 from dsv4bench.cli.report import report
 from dsv4bench.errors import UserError
+from dsv4bench.results.row import Status
+from dsv4bench.results.run_directory import Run
+from tests.dsv4bench.stored_runs import row, run
 
 BASELINES = Path(__file__).parents[3] / "reports" / "baselines" / "h200"
 
@@ -68,3 +72,18 @@ def test_losses_are_the_stages_that_take_longest_beyond_their_floor() -> None:
 def test_flags_that_say_nothing_together_are_refused(words: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         output(stored("fusions"), *words)
+
+
+def test_a_run_in_which_every_case_is_unsupported_says_why_and_has_no_table_of_stages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest_of = run([row("one", [1.0])]).manifest
+    reasons = ("a CUDA graph needs a GPU", "a CUDA graph needs a GPU", "no such kernel")
+    case = {"model": "v4-flash", "layer": "c4a", "provider": "triton", "stages": []}
+    rows = tuple(
+        row(f"case-{n}", status=Status.UNSUPPORTED, reason=reason, case=case) for n, reason in enumerate(reasons)
+    )
+    print_run(Run(tmp_path, manifest_of, rows), Format.TABLE, stages=True)
+    shown = capsys.readouterr()
+    assert "nothing was measured: 2 of 3 cases are unsupported: a CUDA graph needs a GPU\n" in shown.err
+    assert "case / stage" not in shown.out

@@ -1,13 +1,15 @@
 """Tables and figures of schedules and models."""
 
 import pytest
+from rich.console import Console
 
 from dsv4bench.analysis.roofline import Peaks
 from dsv4bench.model.gpus import gpu_named
 from dsv4bench.model.shape import LayerKind
 from dsv4bench.report.layer_plots import further_figures
 from dsv4bench.report.layers_and_models import SHOWN, further_tables, gain_records, gap_records, model_records
-from dsv4bench.report.plan import floor_records
+from dsv4bench.report.plan import floor_records, floor_table
+from dsv4bench.report.quantity import seconds
 from dsv4bench.report.records import records_markdown
 from dsv4bench.results.row import Gaps
 from dsv4bench.scenario.expand import expand
@@ -86,3 +88,16 @@ def test_floors_of_a_model_are_those_of_its_layers():
     assert records[1]["bytes"] == 21 * one["bytes"]
     assert records[1]["floor"] == pytest.approx(21 * one["floor"])
     assert records[-1]["floor"] == pytest.approx(sum(record["floor"] for record in records[:-1]))
+
+
+def test_floors_of_a_case_stand_below_its_sums():
+    scenario = Scenario(name="one", model=["v4-flash"], layers=["swa"], workload={"batch": 1, "context": ["8K"]})
+    records = floor_records(expand(scenario), Peaks.datasheet(gpu_named("h200")))
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(floor_table(records))
+    head, whole, *stages = capture.get().splitlines()
+    assert head.split() == ["case", "/", "stage", "bytes", "flops", "floor", "bound"]
+    assert whole.startswith("v4-flash/swa/decode-b1-8K")
+    assert whole.split()[-2:] == seconds(records[-1]["floor"]).split()
+    assert [line.split()[0] for line in stages] == [record["stage"] for record in records[:-1]]
