@@ -41,11 +41,14 @@ def ab(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Folder; default reports/runs/<time>-<scenario>-ab.")] = None,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the scenario.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the scenario: timing.rounds=20."),
     ] = None,
     build: Annotated[str, typer.Option(metavar="COMMAND", help="Run in the worktree of a git:REV side first.")] = "",
     preset: Annotated[Preset, typer.Option(help="strict 1 %, default 3 %, permissive 10 %.")] = Preset.DEFAULT,
-    selftest: Annotated[Path | None, typer.Option(help="Stored self-test of this machine.")] = None,
+    selftest: Annotated[
+        Path | None, typer.Option(help="Stored self-test; default: this machine's below reports/baselines.")
+    ] = None,
     double: Annotated[bool, typer.Option(help="Double the rounds of inconclusive cases, up to three times.")] = True,
     confirm: Annotated[bool, typer.Option(help="Measure changes again in fresh processes.")] = True,
     check: Annotated[bool, typer.Option(help="Compare outputs with the reference around the timing.")] = True,

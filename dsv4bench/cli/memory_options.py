@@ -48,22 +48,41 @@ MaxLen = Annotated[
 Batched = Annotated[
     Size | None, _option("Tokens of a scheduler step. Default: 8192.", "--max-num-batched-tokens", panel=_SERVING)
 ]
-Flight = Annotated[Size | None, _option("Tokens in flight, if known otherwise.", "--in-flight-tokens", panel=_SERVING)]
-Async = Annotated[bool, typer.Option("--async-scheduling", help="Two steps in flight.", rich_help_panel=_SERVING)]
-Mtp = Annotated[int, _option("Draft tokens; above 0 one MTP layer joins the window groups.", "--mtp", panel=_SERVING)]
-Tp = Annotated[int, _option("Tensor parallel size; KV is replicated over it.", "--tp", panel=_SERVING)]
-Dp = Annotated[int, _option("Data parallel size; KV is split over it.", "--dp", panel=_SERVING)]
-Pp = Annotated[int, _option("Pipeline parallel size; layers are split over it.", "--pp", panel=_SERVING)]
-Dcp = Annotated[int, _option("Decode context parallel size.", "--dcp", panel=_SERVING)]
+Flight = Annotated[
+    Size | None,
+    _option(
+        "Tokens in flight. Default: by the step, --async-scheduling and --pp.", "--in-flight-tokens", panel=_SERVING
+    ),
+]
+Async = Annotated[
+    bool, typer.Option("--async-scheduling", help="Two steps in flight. Default: one.", rich_help_panel=_SERVING)
+]
+Mtp = Annotated[
+    int,
+    _option("Draft tokens a step; above 0 one MTP layer joins the window groups. Default: 0.", "--mtp", panel=_SERVING),
+]
+Tp = Annotated[int, _option("Tensor parallel size; KV is replicated over it. Default: 1.", "--tp", panel=_SERVING)]
+Dp = Annotated[int, _option("Data parallel size; KV is split over it. Default: 1.", "--dp", panel=_SERVING)]
+Pp = Annotated[int, _option("Pipeline parallel size; layers are split over it. Default: 1.", "--pp", panel=_SERVING)]
+Dcp = Annotated[
+    int,
+    _option("Decode context parallel size; compressed entries are split over it. Default: 1.", "--dcp", panel=_SERVING),
+]
 Available = Annotated[
     Size | None,
     _option("Memory for the cache per GPU, as an engine logs it: 47.43GiB.", "--available", panel=_CAPACITY),
 ]
 NumBlocks = Annotated[int | None, _option("Blocks of the pool, as vLLM logs them.", "--num-blocks", panel=_CAPACITY)]
-Gpu = Annotated[str | None, _option("GPUs instead: 8xH200.", "--gpu", panel=_CAPACITY)]
-Weights = Annotated[Size | None, _option("Weights per GPU: 19.8GiB.", "--weights", panel=_CAPACITY)]
-Activations = Annotated[Size | None, _option("Peak activations per GPU.", "--activations", panel=_CAPACITY)]
-Graphs = Annotated[Size | None, _option("CUDA-graph pool per GPU.", "--cuda-graphs", panel=_CAPACITY)]
+Gpu = Annotated[str | None, _option("GPUs instead of --available: 8xH200.", "--gpu", panel=_CAPACITY)]
+Weights = Annotated[
+    Size | None, _option("Weights per GPU: 19.8GiB. Default: not counted.", "--weights", panel=_CAPACITY)
+]
+Activations = Annotated[
+    Size | None, _option("Peak activations per GPU: 2GiB. Default: not counted.", "--activations", panel=_CAPACITY)
+]
+Graphs = Annotated[
+    Size | None, _option("CUDA-graph pool per GPU: 1GiB. Default: not counted.", "--cuda-graphs", panel=_CAPACITY)
+]
 Utilization = Annotated[
     float,
     _option(
@@ -82,14 +101,23 @@ Swa = Annotated[
     _option("Window tokens per full token. Default: 0.1.", "--swa-ratio", "--swa-full-tokens-ratio", panel=_SGLANG),
 ]
 State = Annotated[str | None, _option("Compressor state: fp32 (default) or bf16.", "--state", panel=_SGLANG)]
-C4 = Annotated[int | None, _option("c4 state rows per 128 window tokens.", "--c4-state-rows", panel=_SGLANG)]
+C4 = Annotated[
+    int | None,
+    _option("c4 state rows per 128 window tokens. Default: the version's.", "--c4-state-rows", panel=_SGLANG),
+]
 C128 = Annotated[
-    int | None, _option("c128 state rows per window token; 0 is request-scoped.", "--c128-state-rows", panel=_SGLANG)
+    int | None,
+    _option(
+        "c128 state rows per window token; 0 is request-scoped. Default: the version's.",
+        "--c128-state-rows",
+        panel=_SGLANG,
+    ),
 ]
 Fixed = Annotated[
-    Size | None, _option("Request-scoped state taken off the pool, as logged.", "--fixed-state", panel=_SGLANG)
+    Size | None,
+    _option("Request-scoped state taken off the pool, as logged. Default: none.", "--fixed-state", panel=_SGLANG),
 ]
-CacheType = Annotated[str | None, _option("f16 (default) or q8_0.", "--cache-type", panel=_LLAMA)]
+CacheType = Annotated[str | None, _option("Type of cache values: f16 (default) or q8_0.", "--cache-type", panel=_LLAMA)]
 Cells = Annotated[int | None, _option("Cells of the window cache. Default: 768.", "--window-cells", panel=_LLAMA)]
 Measure = Annotated[
     bool, typer.Option("--measure", help="Allocate the blocks and ask the device.", rich_help_panel=_MORE)
@@ -101,7 +129,10 @@ Simulate = Annotated[
     str | None, _option("Replay a JSONL trace, or a built-in mix (chat, agents, documents).", "--simulate", panel=_MORE)
 ]
 Requests = Annotated[Size, _option("Requests of a built-in mix. Default: 10k.", "--requests", panel=_MORE)]
-Rate = Annotated[float | None, _option("Requests per second of a mix. Default: the mix's own.", "--rate", panel=_MORE)]
+Rate = Annotated[
+    float | None,
+    _option("Requests per second of a mix. Default: chat 5, agents 1, documents 0.2.", "--rate", panel=_MORE),
+]
 Prefill = Annotated[
     Size, _option("Prompt tokens per second of the simulated server. Default: 20k.", "--prefill-rate", panel=_MORE)
 ]

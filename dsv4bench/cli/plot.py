@@ -11,7 +11,9 @@ from dsv4bench.results.run_directory import read_run
 
 def plot(
     run: Annotated[Path, typer.Argument(help="Run directory, or a stored baseline file.")],
-    out: Annotated[Path | None, typer.Option(help="Folder for the PNGs; default: the run directory.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the PNGs; default: the run directory, or that of the file.")
+    ] = None,
 ) -> None:
     """Write speedups.png, floors.png and kv_memory.png of a run, and what its schedules or models give beyond."""
     found = read_run(run)

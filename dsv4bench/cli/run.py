@@ -42,14 +42,17 @@ def run(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Run directory; default reports/runs/<time>-<scenario>.")] = None,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the scenario.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the scenario: timing.rounds=20."),
     ] = None,
     weights: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Read a layer's weights from a checkpoint's safetensors.")
     ] = None,
     layer: Annotated[int | None, typer.Option(min=0, metavar="N", help="Which layer of --weights.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cases and stop.")] = False,
-    roofline: Annotated[bool, typer.Option("--roofline", help="With --dry-run: floors of every stage.")] = False,
+    roofline: Annotated[
+        bool, typer.Option("--roofline", help="With --dry-run: bytes, FLOPs and least time of every stage.")
+    ] = False,
     gpu: Annotated[
         str | None, typer.Option(help="With --roofline: the card, such as b200 (see the GPU table).")
     ] = None,

@@ -32,7 +32,8 @@ def selftest(
         Path | None, typer.Option(help=f"File of the result; default {ROOT}/<gpu>/<scenario>/{SELFTEST}.")
     ] = None,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the scenario.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the scenario: timing.rounds=20."),
     ] = None,
     format: Annotated[Format, typer.Option(help="How to print the results.")] = Format.TABLE,
 ) -> None:
