@@ -22,15 +22,14 @@ from dsv4bench.verify.attempt import attempt
 from dsv4bench.verify.suite import Outcome, Status, row_numbered
 
 
-def attempt_all(
-    tasks: Sequence[Try], jobs: int, log: Path, make_worker: Callable[[Path], Worker] = Worker
-) -> Generator[Outcome]:
+def attempt_all(tasks: Sequence[Try], jobs: int, make_worker: Callable[[Path], Worker] = Worker) -> Generator[Outcome]:
     """Try rows in as many processes, yielding outcomes as they end; closing the generator ends the processes.
+
+    What providers print goes nowhere.
 
     Args:
         tasks: what to try.
         jobs: processes at once.
-        log: file for what providers print.
         make_worker: starts a process.
     """
     waiting, idle = deque(tasks), list[Worker]()
@@ -38,7 +37,7 @@ def attempt_all(
     try:
         while waiting or busy:
             while waiting and len(busy) < jobs:
-                worker, task = idle.pop() if idle else make_worker(log), waiting.popleft()
+                worker, task = idle.pop() if idle else make_worker(Path(os.devnull)), waiting.popleft()
                 busy[worker.connection] = worker, task
                 worker.send(task)
             for connection in wait(list(busy)):

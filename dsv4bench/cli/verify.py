@@ -5,7 +5,6 @@ import re
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -167,8 +166,7 @@ def _at_once(
     from dsv4bench.bench.messages import Try
 
     tasks = [Try(provider, row.number, setting, allow, folder, jobs) for row, setting in plan]
-    with TemporaryDirectory() as scratch:
-        yield from attempt_all(tasks, jobs, Path(scratch) / "worker.log")
+    return attempt_all(tasks, jobs)
 
 
 def _collect(found: "Generator[Outcome]", plan: "Sequence[tuple[Row, Setting]]") -> "tuple[list[Outcome], bool]":
