@@ -12,9 +12,14 @@ from dsv4bench.analysis.roofline import Peaks, floor
 from dsv4bench.bench.roofline import cost_of, together
 from dsv4bench.report.quantity import seconds
 from dsv4bench.scenario.case import Case
-from dsv4bench.scenario.sizes import format_bytes
+from dsv4bench.scenario.sizes import format_bytes, format_tokens
 
-SHOWN: dict[str, Callable[[Any], str]] = {"floor": seconds, "bytes": format_bytes, "flops": lambda n: f"{n:.3g}"}
+SHOWN: dict[str, Callable[[Any], str]] = {
+    "context": format_tokens,
+    "floor": seconds,
+    "bytes": format_bytes,
+    "flops": lambda n: f"{n:.3g}",
+}
 """How columns are printed in tables."""
 WHOLE = "together"
 

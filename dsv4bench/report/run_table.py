@@ -20,6 +20,8 @@ STYLES = {Status.OK: "green", Status.UNSUPPORTED: "dim", Status.SKIPPED: "dim", 
 DASH = "–"
 TEXTS = {"case": 26, "provider": 10, "status": 14}
 """Columns of text, and how narrow each may become."""
+WARNED = ", warned"
+"""After the status of a row whose figures come with a warning; the end of a run prints the first few of them."""
 STAGE_HEADS = ("provider", "median", "share", "launches", "host", "floor", "% of floor", "bound")
 DISPENSABLE = ("± MAD", "idle", "% of floor", "KV memory")
 """Columns that a narrow terminal goes without; every format but the table has them all."""
@@ -208,7 +210,8 @@ def _cells(run: Run, line: Line) -> list[str]:
         gaps = row.layer.gaps if row.layer else None
         cells.append(share(gaps.idle / gaps.span) if gaps else DASH)
     memory = format_bytes(row.memory.ideal_bytes) if row.memory else DASH
-    return [*cells, memory, row.status.value + (f": {row.reason}" if row.reason else "")]
+    said = f": {row.reason}" if row.reason else WARNED if row.warnings else ""
+    return [*cells, memory, row.status.value + said]
 
 
 def _traced(run: Run) -> bool:

@@ -177,3 +177,12 @@ def test_json_holds_manifest_and_rows_with_their_speedups(stored):
     assert record["manifest"]["run_id"] == "run"
     assert [row["case_id"] for row in record["rows"]] == [line.row.case_id for line in lines_of(stored)]
     assert record["rows"][2]["speedup"] == {"provider": 1.0, "model": 8.0}
+
+
+def test_a_case_whose_figures_come_with_a_warning_is_marked(stored):
+    first, *others = stored.rows
+    warned = replace(stored, rows=(first.model_copy(update={"warnings": ["others kept 1.0 cores busy"]}), *others))
+    marks = [line.endswith("ok, warned") for line in (text.rstrip() for text in shown(run_table(warned)))]
+    assert marks.count(True) == 1
+    assert "| ok, warned |" in run_markdown(warned)
+    assert "warned" not in run_csv(warned)
