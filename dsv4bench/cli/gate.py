@@ -186,10 +186,7 @@ def _with_request_for_baseline(report: GateReport, before: set[str]) -> GateRepo
 def _write(reports: dict[Path | None, str]) -> None:
     for path, text in reports.items():
         if path is not None:
-            try:
-                write_text(path, text)
-            except OSError as error:
-                raise UserError(f"can't write {path}: {error.strerror}") from error
+            write_text(path, text)
 
 
 def _print(report: GateReport, *, explain: bool) -> None:

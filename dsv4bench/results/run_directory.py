@@ -142,11 +142,6 @@ def read_samples(path: Path) -> list[dict[str, Any]]:
     return [record for _, record in _lines(path / SAMPLES, torn=True)] if (path / SAMPLES).exists() else []
 
 
-def read_telemetry(path: Path) -> list[dict[str, Any]]:
-    """Telemetry of a run directory; empty where there was none."""
-    return [record for _, record in _lines(path / TELEMETRY, torn=True)] if (path / TELEMETRY).exists() else []
-
-
 def new_run_path(parent: Path, scenario_name: str, now: datetime | None = None) -> Path:
     """``<parent>/<UTC time>-<scenario>``, numbered when two runs start in the same second."""
     stamp = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")

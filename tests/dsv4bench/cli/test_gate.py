@@ -244,6 +244,12 @@ def test_what_was_not_judged_beside_what_passed_is_in_the_last_line(tmp_path):
 # Exporters ----
 
 
+def test_a_report_that_can_not_be_written_is_one_sentence_that_names_it(tmp_path):
+    same = run([row("case", around(1e-4))])
+    done = gate(sides(tmp_path, same, same), "--md", str(tmp_path), cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, f"error: {tmp_path}: Is a directory\n")
+
+
 def test_every_report_is_written_in_one_go_and_folders_are_made(tmp_path):
     files = {kind: tmp_path / "out" / f"gate.{kind}" for kind in ("xml", "md", "json")}
     summary = tmp_path / "summary"

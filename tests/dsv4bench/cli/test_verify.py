@@ -7,8 +7,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from dsv4bench.cli.verify import verify
+from dsv4bench.cli.verify import _collect, verify
 from dsv4bench.errors import MeasurementError, UserError
+from dsv4bench.model.shape import LayerKind
 
 FAULTY = """
 import os
@@ -128,6 +129,28 @@ def test_a_failure_ends_with_exit_code_5_and_a_file_that_replays_it(provider, tm
     with pytest.raises(MeasurementError):
         output("--provider", f"{provider}:Faulty", "--replay", str(files[0]))
     assert "pass" in output("--provider", f"{provider}:Right", "--replay", str(files[0]))
+
+
+def test_an_interruption_between_two_rows_ends_what_is_under_way(monkeypatch):
+    from dsv4bench.verify.suite import ROWS, Outcome, Status
+    from dsv4bench.verify.trial import Setting
+
+    setting, ended = Setting(LayerKind.C4A), []
+
+    def found():
+        try:
+            for row in ROWS[:2]:
+                yield Outcome(row, setting, Status.PASS, ("topk",))
+        finally:
+            ended.append(True)
+
+    def interrupt(*words, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dsv4bench.cli.verify.typer.echo", interrupt)
+    under_way = found()  # held, so that it does not end by being forgotten
+    outcomes, finished = _collect(under_way, [(row, setting) for row in ROWS[:2]])
+    assert ([outcome.row.number for outcome in outcomes], finished, ended) == ([1], False, [True])
 
 
 @pytest.mark.parametrize(
