@@ -21,6 +21,7 @@ from dsv4bench.verify.difference import (
 )
 from dsv4bench.verify.pinpoint import reach
 from dsv4bench.verify.quantised import INDEX_QUERY, OUTPUT, quantised_difference, scales_of
+from dsv4bench.verify.selection import judge_selection
 
 Outputs = tuple[Any, ...]
 Comparer = Callable[[dict[str, Any], Outputs, Outputs, torch.Tensor], list[Difference]]
@@ -122,36 +123,21 @@ def _terms(arguments: dict[str, Any]) -> torch.Tensor:
 
 def _topk(arguments: dict[str, Any], actual: Outputs, expected: Outputs, tokens: torch.Tensor) -> list[Difference]:
     """Every selected index once, in range, as many as there are; none beaten by an unselected one beyond tolerance."""
-    chosen, k, logits = actual[0].long(), arguments["k"], arguments["logits"]
-    lens = arguments["candidate_lens"].clamp_max(logits.shape[1]).long()
-    count = lens.clamp_max(k)
-    column = torch.arange(k, device=chosen.device)
-    head = column < count[:, None]
-    in_range = (chosen >= 0) & (chosen < lens[:, None])
-    width = int(lens.max()) if len(lens) else 0
-    hits = torch.zeros((len(chosen), width + 1), dtype=torch.long, device=chosen.device)
-    hits.scatter_add_(1, torch.where(in_range, chosen, width), in_range.long())
-    hits = hits[:, :width]
-    complete = (in_range == head).all(1) & (hits <= 1).all(1) & torch.where(head, True, chosen == -1).all(1)
+    chosen = actual[0].long()
+    selection = judge_selection(chosen, arguments["logits"], arguments["candidate_lens"])
+    complete, beaten, lens = selection.complete, selection.beaten, selection.lens
     found = [exact("indices", bool(complete.all()), _first(~complete, tokens, lambda row: _fault(chosen, lens, row)))]
-    if not width:
+    if not beaten.numel() or not int(lens.max()):
         return found
-    seen = torch.arange(width, device=chosen.device) < lens[:, None]
-    score = torch.where(seen, logits[:, :width], 0.0)
-    lowest = torch.where(seen & (hits > 0), score, torch.inf).amin(1)
-    highest = torch.where(seen & (hits == 0), score, -torch.inf).amax(1)
-    scale = score.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny)
-    beaten = ((highest - lowest) / scale).nan_to_num(0.0, posinf=0.0, neginf=0.0).clamp_min(0)
     flat = int(beaten.argmax())
     error, where = float(beaten[flat]), describe(flat, beaten.shape, ("token",), tokens)
-    numbers = {"selection_recall": _recall(chosen, expected[0], count)}
+    numbers = {"selection_recall": _recall(chosen, expected[0], lens.clamp_max(arguments["k"]))}
     detail = ""
     if error > SELECTION_TOLERANCE:
-        left = int(torch.where(seen & (hits == 0), score, -torch.inf)[flat].argmax())
-        taken = int(torch.where(seen & (hits > 0), score, torch.inf)[flat].argmin())
+        left, taken = int(selection.left_out[flat].argmax()), int(selection.taken[flat].argmin())
         detail = (
-            f"index {left} (logit {float(score[flat, left]):.6g}) was left out for index {taken} "
-            f"(logit {float(score[flat, taken]):.6g})" + reach(beaten, SELECTION_TOLERANCE, "tokens")
+            f"index {left} (logit {float(selection.left_out[flat, left]):.6g}) was left out for index {taken} "
+            f"(logit {float(selection.taken[flat, taken]):.6g})" + reach(beaten, SELECTION_TOLERANCE, "tokens")
         )
     return [*found, Difference("selection", error, SELECTION_TOLERANCE, where, numbers, detail=detail)]
 
