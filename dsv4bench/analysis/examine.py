@@ -93,8 +93,8 @@ def examine(base: Sequence[Run], new: Run) -> Findings:
     versions = version_differences(base[-1].manifest, new.manifest)
     for row in new.rows:
         past = [
-            _Past(pair, machine, card)
-            for (machine, card), matching in zip(machines, matchings, strict=True)
+            _Past(pair, machine, its_card)
+            for (machine, its_card), matching in zip(machines, matchings, strict=True)
             for pair in matching.pairs
             if pair.new is row
         ]

@@ -254,14 +254,8 @@ class Comparison:
             about["cache_bytes"] = {
                 kernel: size for kernel, size in self._log.cached_bytes.items() if kernel in contender.compiled
             }
-        return Row(
-            case_id=case.case_id,
-            pair_id=case.pair_id,
-            contract_id=side.contract.contract_id,
-            label=case.label,
-            case=case.describe(),
-            contract=side.contract,
-            status=Status.OK,
+        return self._settings.measured(
+            case,
             layer=whole,
             stages=stages,
             accuracy=max(accuracy.values(), key=share_of_tolerance, default=None),

@@ -1,6 +1,7 @@
 """What a worker has to know beside its cases; small, frozen and picklable."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from dsv4bench.bench.contract import make_contract
 from dsv4bench.bench.device import Device
@@ -42,7 +43,11 @@ class Settings:
         """The row of a case that is not timed (``kind: memory``)."""
         return self._row(case, Status.OK, "")
 
-    def _row(self, case: Case, status: Status, reason: str) -> Row:
+    def measured(self, case: Case, **found: Any) -> Row:
+        """The row of a case with what was found, as fields of `Row`."""
+        return self._row(case, Status.OK, "", **found)
+
+    def _row(self, case: Case, status: Status, reason: str, **found: Any) -> Row:
         contract = self.contract(case)
         return Row(
             case_id=case.case_id,
@@ -53,4 +58,5 @@ class Settings:
             contract=contract,
             status=status,
             reason=reason,
+            **found,
         )

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dsv4bench.results.row import Contract, Row, StageRow, Status, Timing
+from dsv4bench.bench.device import Device
+from dsv4bench.bench.settings import Settings
+from dsv4bench.results.row import StageRow, Timing
 from dsv4bench.scenario.expand import expand
 from dsv4bench.scenario.loader import load_scenario
 
@@ -18,6 +20,9 @@ spec.loader.exec_module(agreement)
 
 CELLS = agreement.read_cells(agreement.FIGURES)
 MICROSECOND = 1e-6
+SETTINGS = Settings(load_scenario("vs_vllm").timing, Device("cuda", name="NVIDIA H200", l2_bytes=60 * 2**20))
+COLD = {"timer": "events", "l2": "cold", "flush": "memset", "graph": False, "iterations_per_graph": 0}
+"""How a contract of figures from a cold L2 differs."""
 
 
 def cases():
@@ -27,31 +32,9 @@ def cases():
 def row_of(case, seconds, *, l2="warm"):
     timing = {name: Timing(median=value, min=value, mad=0.0) for name, value in seconds.items()}
     stages = [StageRow(name=name, provider=case.provider.of(name), timing=one) for name, one in timing.items()]
-    cold = l2 == "cold"
-    contract = Contract(
-        timer="events" if cold else "graph",
-        l2=l2,
-        flush="memset" if cold else "none",
-        flush_bytes=512 * 2**20 if cold else 0,
-        graph=not cold,
-        iterations_per_graph=0 if cold else 10,
-        streams="serial",
-        clock_policy="as found",
-        statistic="median",
-        seed=0,
-        protocol=1,
-    )
-    return Row(
-        case_id=case.case_id,
-        pair_id=case.pair_id,
-        contract_id=contract.contract_id,
-        label=case.label,
-        case=case.describe(),
-        contract=contract,
-        status=Status.OK,
-        layer=next(iter(timing.values())),
-        stages=stages,
-    )
+    row = SETTINGS.measured(case, layer=next(iter(timing.values())), stages=stages)
+    contract = row.contract.model_copy(update=COLD if l2 == "cold" else {})
+    return row.model_copy(update={"contract": contract})
 
 
 def synthetic(factor, *, l2="warm"):

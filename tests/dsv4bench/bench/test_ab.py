@@ -16,7 +16,7 @@ from dsv4bench.bench.checkout import Checkout
 from dsv4bench.bench.device import Device
 from dsv4bench.bench.messages import Done, Found, Go, Measure, Measured, Probe, Ready, Working
 from dsv4bench.errors import MeasurementError, UserError
-from dsv4bench.results.row import Round, Row, StageRow, Status, Timing
+from dsv4bench.results.row import Round, StageRow, Status, Timing
 from dsv4bench.results.run_directory import read_run
 from dsv4bench.scenario.expand import expand
 from dsv4bench.scenario.loader import load_scenario
@@ -78,17 +78,8 @@ class SimulatedWorker:
         if len(self.rounds) < settings.timing.rounds:
             self.outbox.append(Ready(index + 1))
             return
-        contract = settings.contract(case)
-        found = Row(
-            case_id=case.case_id,
-            pair_id=case.pair_id,
-            contract_id=contract.contract_id,
-            label=case.label,
-            case=case.describe(),
-            contract=contract,
-            status=Status.OK,
-            layer=timing([item.median for item in self.rounds], None).model_copy(update={"rounds": self.rounds}),
-        )
+        layer = timing([item.median for item in self.rounds], None).model_copy(update={"rounds": self.rounds})
+        found = settings.measured(case, layer=layer)
         self.outbox += [Measured(found), Done({})]
 
     def receive(self, timeout: float) -> Any:

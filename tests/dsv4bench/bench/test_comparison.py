@@ -117,28 +117,33 @@ def test_a_wrong_result_is_not_looked_for_when_checks_are_off(measure):
     assert one.row.accuracy is None
 
 
-def test_a_provider_without_a_stage_is_unsupported(measure, tmp_path):
-    path = tmp_path / "partial.py"
-    path.write_text(
-        "from dsv4bench.providers.base import SUPPORTED\n"
-        "class Partial:\n    name = 'partial'\n    def supports(self, need): return SUPPORTED\n"
-        "    def topk(self, logits, candidate_lens, k): ...\n"
-    )
-    (one,), _ = measure([f"{path}:Partial"])
+@pytest.fixture
+def partial(tmp_path):
+    """A provider of a single stage, as a scenario names it."""
+
+    def _partial(stage):
+        path = tmp_path / "partial.py"
+        path.write_text(
+            "from dsv4bench.providers.base import SUPPORTED\n"
+            "class Partial:\n    name = 'partial'\n    def supports(self, need): return SUPPORTED\n"
+            f"    def {stage}: ...\n"
+        )
+        return f"{path}:Partial"
+
+    return _partial
+
+
+def test_a_provider_without_a_stage_is_unsupported(measure, partial):
+    (one,), _ = measure([partial("topk(self, logits, candidate_lens, k)")])
     assert one.row.status is Status.UNSUPPORTED
     assert "has no stage inverse_rope_quant, qkv_norm, " in one.row.reason
     assert "another can run the rest" not in one.row.reason  # a swa layer has no top-k
 
 
-def test_a_provider_of_some_stages_is_told_how_to_run_them_within_a_layer(measure, tmp_path):
-    path = tmp_path / "partial.py"
-    path.write_text(
-        "from dsv4bench.providers.base import SUPPORTED\n"
-        "class Partial:\n    name = 'partial'\n    def supports(self, need): return SUPPORTED\n"
-        "    def inverse_rope_quant(self, o, positions, cos_sin, groups, precision): ...\n"
-    )
-    (one,), _ = measure([f"{path}:Partial"])
-    hint = f"; another can run the rest: --provider eager,inverse_rope_quant={path}:Partial"
+def test_a_provider_of_some_stages_is_told_how_to_run_them_within_a_layer(measure, partial):
+    spec = partial("inverse_rope_quant(self, o, positions, cos_sin, groups, precision)")
+    (one,), _ = measure([spec])
+    hint = f"; another can run the rest: --provider eager,inverse_rope_quant={spec}"
     assert one.row.reason.endswith(hint)
 
 

@@ -10,7 +10,7 @@ from dsv4bench.bench.roofline import cost_of, together, with_floors
 from dsv4bench.bench.settings import Settings
 from dsv4bench.model.gpus import gpu_named
 from dsv4bench.results.manifest import Ceilings
-from dsv4bench.results.row import Row, StageRow, Status, Timing
+from dsv4bench.results.row import StageRow, Status, Timing
 from dsv4bench.scenario.case import WeightChoice
 from dsv4bench.scenario.expand import expand
 from dsv4bench.scenario.schema import Scenario
@@ -33,7 +33,6 @@ def measured(seconds, device=H200, ceilings=CEILINGS, streams="serial", **timing
     )
     (case,) = expand(scenario)
     settings = Settings(scenario.timing, device)
-    contract = settings.contract(case)
     stages = [
         StageRow(
             name=name,
@@ -42,17 +41,8 @@ def measured(seconds, device=H200, ceilings=CEILINGS, streams="serial", **timing
         )
         for name, took in (("query_projection", 1e-3), ("query_norm_rope_insert", seconds))
     ]
-    row = Row(
-        case_id=case.case_id,
-        pair_id=case.pair_id,
-        contract_id=contract.contract_id,
-        label=case.label,
-        case=case.describe(),
-        contract=contract,
-        status=Status.OK,
-        layer=Timing(median=2 * seconds, min=2 * seconds, mad=0.0),
-        stages=stages,
-    )
+    layer = Timing(median=2 * seconds, min=2 * seconds, mad=0.0)
+    row = settings.measured(case, layer=layer, stages=stages)
     return with_floors(row, case, settings, ceilings), case
 
 
