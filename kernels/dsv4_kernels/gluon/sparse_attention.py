@@ -139,99 +139,118 @@ def _place(slots, windowed, window_stride, compressed_stride, W_ENTRIES: gl.cons
     return page * gl.where(windowed, window_stride, compressed_stride), entry
 
 
+_BLOCK = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [8, 0]], [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 16]
+    )
+)
+"""Words [64, 16] of a 64-byte block: a thread holds 16 bytes of two rows, the same two in every block."""
+_PAIR = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 0, 1], [0, 0, 2], [0, 1, 0], [8, 0, 0]], [[0, 0, 4], [0, 0, 8], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
+        [[16, 0, 0], [32, 0, 0]], [], [64, 2, 16],
+    )
+)  # fmt: skip
+_ROPE = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], [8, 0]], [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 32]
+    )
+)
+_SCALES = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 1], [8, 0]], [[0, 0], [0, 0], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 2]
+    )
+)
+"""Scale words [64, 2] of the rows that a thread holds."""
+_TWICE = tl.constexpr("cvt.rn.f16x2.f32 $0, $1, $1;")
+
+
 @gluon.jit
-def _locate(tile, slots, lists, caches, records, bias, W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr,
-            UNIT: gl.constexpr):  # fmt: skip
-    """Write a tile's record offsets (in UNIT bytes; -1 = none) and what absent entries add to scores: -inf."""
+def _locate(tile, slots, lists, caches, bias, W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr):
+    """Addresses of a tile's records [64]; leaves beside the tile what absent entries add to scores: -inf."""
     windowed = tile < lists[0]
     page, entry = _place(slots, windowed, caches[1], caches[3], W_ENTRIES, C_ENTRIES)
-    records.store(gl.where(slots >= 0, ((page + entry * _RECORD) // UNIT).to(gl.int32), -1))
     bias.store(gl.where(slots >= 0, 0.0, float("-inf")))
+    return (gl.where(windowed, caches[0], caches[2]) + page + entry * _RECORD).to(gl.pointer_type(gl.int32))
 
 
 @gluon.jit
-def _scales(tile, slots, lists, caches, FACTORS: gl.constexpr, W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr):
-    """Where the scale bytes [64, 8] of a tile lie, and whether they do."""
+def _scale_words(tile, slots, lists, caches, FACTORS: gl.constexpr, W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr):
+    """Where the scale bytes of a tile lie, as words [64, 2], and whether they do."""
     windowed = tile < lists[0]
     page, entry = _place(slots, windowed, caches[1], caches[3], W_ENTRIES, C_ENTRIES)
-    scales = page + gl.where(windowed, W_ENTRIES, C_ENTRIES) * _RECORD + entry * 8
-    block = gl.arange(0, 8, layout=gl.SliceLayout(0, FACTORS))
-    pointers = gl.where(windowed, caches[0], caches[2]) + gl.expand_dims(scales, 1) + gl.expand_dims(block, 0)
+    scales = (
+        gl.where(windowed, caches[0], caches[2]) + page + gl.where(windowed, W_ENTRIES, C_ENTRIES) * _RECORD + entry * 8
+    )
+    word = gl.arange(0, 2, layout=gl.SliceLayout(0, FACTORS))
+    pointers = gl.expand_dims(scales.to(gl.pointer_type(gl.int32)), 1) + gl.expand_dims(word, 0)
     return pointers, gl.expand_dims(slots >= 0, 1)
 
 
 @gluon.jit
-def _load_scales(tile, slots, lists, caches, FACTORS: gl.constexpr, W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr):
-    """The scale bytes [64, 8] of a tile."""
-    pointers, found = _scales(tile, slots, lists, caches, FACTORS, W_ENTRIES, C_ENTRIES)
-    return gl.load(pointers, mask=found, other=127)
+def _factor(words, BYTE: gl.constexpr):
+    """2^(byte - 127) of one byte of each word, as fp16, twice a word."""
+    exponent = gl.minimum((words >> (8 * BYTE)) & 0xFF, _LARGEST_SCALE)
+    value = (exponent << 23).to(gl.float32, bitcast=True)
+    return gl.inline_asm_elementwise(_TWICE, "=r,r", [value], dtype=gl.int32, is_pure=True, pack=1)
 
 
 @gluon.jit
-def _begin_scales(tile, slots, lists, caches, ring, FACTORS: gl.constexpr, W_ENTRIES: gl.constexpr,
-                  C_ENTRIES: gl.constexpr):  # fmt: skip
-    """Begin to copy a tile's scale bytes to shared memory; what is not copied meets only zeros."""
-    pointers, found = _scales(tile, slots, lists, caches, FACTORS, W_ENTRIES, C_ENTRIES)
-    async_copy.async_copy_global_to_shared(ring, pointers, mask=found)
+def _fetch(record, slots, LAYOUT: gl.constexpr, FIRST: gl.constexpr):
+    """Words FIRST.. of a tile's records, as many as ``LAYOUT`` has."""
+    WORDS: gl.constexpr = LAYOUT.shape[1]
+    word = FIRST + gl.arange(0, WORDS, layout=gl.SliceLayout(0, LAYOUT))
+    row = gl.convert_layout(record, gl.SliceLayout(1, LAYOUT), assert_trivial=True)
+    found = gl.convert_layout(slots >= 0, gl.SliceLayout(1, LAYOUT), assert_trivial=True)
+    return gl.load(gl.expand_dims(row, 1) + gl.expand_dims(word, 0), mask=gl.expand_dims(found, 1), other=0)
 
 
 @gluon.jit
-def _store_factors(scale_bytes, factors):
-    """Write 2^(byte - 127) as fp16, twice a word: normal from byte 113 on, subnormal from 103 on."""
-    exponents = scale_bytes.to(gl.int32)
-    normal = (gl.minimum(exponents, _LARGEST_SCALE) - 112) << 10
-    small = gl.where(exponents >= 103, 1 << gl.maximum(exponents - 103, 0), 0)
-    factors.store(gl.where(exponents >= 113, normal, small) * 0x00010001)
-
-
-@gluon.jit
-def _load_blocks(
-    base, records, FIRST: gl.constexpr, BLOCKS: gl.constexpr, LAYOUT: gl.constexpr, UNIT: gl.constexpr
-):  # fmt: skip
-    """Words [64, BLOCKS, 16] of 64-byte blocks FIRST.. of a tile's records."""
-    offset = records.load(gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
-    block = FIRST + gl.arange(0, BLOCKS, layout=gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
-    word = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))
-    record = (base + offset.to(gl.int64) * UNIT).to(gl.pointer_type(gl.int32))
+def _fetch_pair(record, slots, FIRST: gl.constexpr):
+    """Words [64, 2, 16] of two blocks of a tile's records."""
+    row = gl.convert_layout(record, gl.SliceLayout(1, gl.SliceLayout(2, _PAIR)), assert_trivial=True)
+    found = gl.convert_layout(slots >= 0, gl.SliceLayout(1, gl.SliceLayout(2, _PAIR)), assert_trivial=True)
+    block = FIRST + gl.arange(0, 2, layout=gl.SliceLayout(0, gl.SliceLayout(2, _PAIR)))
+    word = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(1, _PAIR)))
     within = gl.expand_dims(gl.expand_dims(block * 16, 0), 2) + gl.expand_dims(gl.expand_dims(word, 0), 1)
-    pointers = gl.expand_dims(gl.expand_dims(record, 1), 2) + within
-    return gl.load(pointers, mask=gl.expand_dims(gl.expand_dims(offset >= 0, 1), 2), other=0)
+    pointers = gl.expand_dims(gl.expand_dims(row, 1), 2) + within
+    return gl.load(pointers, mask=gl.expand_dims(gl.expand_dims(found, 1), 2), other=0)
 
 
 @gluon.jit
-def _load_rope(base, records, LAYOUT: gl.constexpr, UNIT: gl.constexpr):
-    """Words [64, 32] of a tile's 64 bf16 rope values."""
-    offset = records.load(gl.SliceLayout(1, LAYOUT))
-    word = 112 + gl.arange(0, 32, layout=gl.SliceLayout(0, LAYOUT))
-    record = (base + offset.to(gl.int64) * UNIT).to(gl.pointer_type(gl.int32))
-    pointers = gl.expand_dims(record, 1) + gl.expand_dims(word, 0)
-    return gl.load(pointers, mask=gl.expand_dims(offset >= 0, 1), other=0)
-
-
-@gluon.jit
-def _store_blocks(words, factors, target, FIRST: gl.constexpr, BLOCKS: gl.constexpr, LAYOUT: gl.constexpr):
-    """Dequantise words [64, BLOCKS, 16] and store them as fp16 pairs [64, BLOCKS * 32]."""
-    mine = factors.slice(FIRST, BLOCKS, dim=1).load(gl.SliceLayout(2, LAYOUT))
-    mine, words = gl.broadcast(gl.expand_dims(mine, 2), words)
+def _store_pair(words, scales, target, BYTE: gl.constexpr):
+    """Dequantise words [64, 2, 16] and store them as fp16 pairs [64, 64]."""
+    factors = gl.join(_factor(scales, BYTE), _factor(scales, BYTE + 1))
+    factors = gl.convert_layout(factors, gl.SliceLayout(2, _PAIR), assert_trivial=True)
+    factors, words = gl.broadcast(gl.expand_dims(factors, 2), words)
     low, high = gl.inline_asm_elementwise(
-        DEQUANTISE, "=r,=r,r,r", [words, mine], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
+        DEQUANTISE, "=r,=r,r,r", [words, factors], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
     )
-    target.store(gl.reshape(gl.join(low, high), [TILE, BLOCKS * 32]))
+    target.store(gl.reshape(gl.join(low, high), [TILE, 64]))
 
 
 @gluon.jit
-def _produce(work, window, compressed, words, records, biases, factors, slot_ring, scale_ring, full, empty,
+def _store_block(words, scales, target, BYTE: gl.constexpr):
+    """Dequantise words [64, 16] and store them as fp16 pairs [64, 32]."""
+    factors = gl.convert_layout(_factor(scales, BYTE), gl.SliceLayout(1, _BLOCK), assert_trivial=True)
+    factors, words = gl.broadcast(gl.expand_dims(factors, 1), words)
+    low, high = gl.inline_asm_elementwise(
+        DEQUANTISE, "=r,=r,r,r", [words, factors], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
+    )
+    target.store(gl.reshape(gl.join(low, high), [TILE, 32]))
+
+
+@gluon.jit
+def _produce(work, window, compressed, words, biases, slot_ring, scale_ring, full, empty,
              HAS_WINDOW: gl.constexpr, HAS_COMPRESSED: gl.constexpr, W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr,
-             UNIT: gl.constexpr, PDL: gl.constexpr):  # fmt: skip
+             PDL: gl.constexpr):  # fmt: skip
     """Fetch, dequantise and publish the tiles of every item."""
-    FOUR: gl.constexpr = gl.BlockedLayout([1, 1, 4], [8, 1, 4], [1, 4, 1], [2, 1, 0])
-    TWO: gl.constexpr = gl.BlockedLayout([1, 1, 4], [8, 1, 4], [2, 2, 1], [2, 1, 0])
-    ONE: gl.constexpr = gl.BlockedLayout([1, 1, 4], [8, 1, 4], [4, 1, 1], [2, 1, 0])
-    ROPE: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
+    MINE: gl.constexpr = gl.SliceLayout(1, _BLOCK)
     EACH: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    FACTORS: gl.constexpr = gl.BlockedLayout([1, 8], [32, 1], [4, 1], [1, 0])
+    FACTORS: gl.constexpr = gl.BlockedLayout([1, 2], [32, 1], [4, 1], [1, 0])
     row = gl.arange(0, TILE, layout=EACH)
-    byte_row = gl.arange(0, TILE, layout=gl.SliceLayout(1, FACTORS))
+    my_row = gl.arange(0, TILE, layout=MINE)
+    scale_row = gl.arange(0, TILE, layout=gl.SliceLayout(1, FACTORS))
     caches = (window[0], window[1], compressed[0], compressed[1])
     if PDL:
         gdc_wait()
@@ -247,64 +266,61 @@ def _produce(work, window, compressed, words, records, biases, factors, slot_rin
         lists = (window_tiles, window[2] + token * window[3], window_len,
                  compressed[2] + token * compressed[3], compressed_len, end)  # fmt: skip
         # tile start: rows are on their way before anything else is asked for
-        slots = _slots(start, row, lists)
-        byte_slots = _slots(start, byte_row, lists)
-        next_slots = _slots(start + 1, row, lists)
-        next_byte_slots = _slots(start + 1, byte_row, lists)
+        slots = _slots(start, my_row, lists)
+        scale_slots = _slots(start, scale_row, lists)
+        next_slots = _slots(start + 1, my_row, lists)
+        next_scale_slots = _slots(start + 1, scale_row, lists)
         count = used_0 + used_1
-        _locate(start, slots, lists, caches, records.index(0), biases.index(count % _BIASES),
-                W_ENTRIES, C_ENTRIES, UNIT)  # fmt: skip
-        base = gl.where(start < lists[0], caches[0], caches[2])
-        four = _load_blocks(base, records.index(0), 0, 4, FOUR, UNIT)
-        two = _load_blocks(base, records.index(0), 4, 2, TWO, UNIT)
-        one = _load_blocks(base, records.index(0), 6, 1, ONE, UNIT)
-        rope = _load_rope(base, records.index(0), ROPE, UNIT)
-        scales = _load_scales(start, byte_slots, lists, caches, FACTORS, W_ENTRIES, C_ENTRIES)
-        next_scales = _load_scales(start + 1, next_byte_slots, lists, caches, FACTORS, W_ENTRIES, C_ENTRIES)
-        byte_slots = _slots(start + 2, byte_row, lists)
+        record = _locate(start, slots, lists, caches, biases.index(count % _BIASES), W_ENTRIES, C_ENTRIES)
+        first = _fetch_pair(record, slots, 0)
+        second = _fetch_pair(record, slots, 2)
+        third = _fetch_pair(record, slots, 4)
+        fourth = _fetch(record, slots, _BLOCK, 96)
+        rope = _fetch(record, slots, _ROPE, 112)
+        pointers, found = _scale_words(start, scale_slots, lists, caches, FACTORS, W_ENTRIES, C_ENTRIES)
+        async_copy.async_copy_global_to_shared(scale_ring.index(0), pointers, mask=found)
+        pointers, found = _scale_words(start + 1, next_scale_slots, lists, caches, FACTORS, W_ENTRIES, C_ENTRIES)
+        async_copy.async_copy_global_to_shared(scale_ring.index(1), pointers, mask=found)
         _begin_slots(start + 2, row, lists, slot_ring.index(2))
-        _begin_slots(start + 3, row, lists, slot_ring.index(3))
-        _locate(start + 1, next_slots, lists, caches, records.index(1), biases.index((count + 1) % _BIASES),
-                W_ENTRIES, C_ENTRIES, UNIT)  # fmt: skip
-        _store_factors(scales, factors.index(0))
-        _store_factors(next_scales, factors.index(1))
-        _begin_scales(start + 2, byte_slots, lists, caches, scale_ring.index(0), FACTORS, W_ENTRIES, C_ENTRIES)
         async_copy.commit_group()
+        slots = next_slots
+        record = _locate(start + 1, slots, lists, caches, biases.index((count + 1) % _BIASES), W_ENTRIES, C_ENTRIES)
+        async_copy.wait_group(0)
+        low, high = gl.split(scale_ring.index(0).load(_SCALES))
         for tile in range(start, end):
-            stage = (tile - start) % 2
-            use = gl.where(stage == 0, used_0, used_1) + (tile - start) // 2
-            scaled = factors.index(stage)
-            following = records.index(1 - stage)
+            # slots, record: of the next tile; low, high: scales of this one
+            i = tile - start
+            stage = i % 2
+            use = gl.where(stage == 0, used_0, used_1) + i // 2
             target = words.index(stage)
-            base = gl.where(tile + 1 < lists[0], caches[0], caches[2])
             mbarrier.wait(empty.index(stage), (use & 1) ^ 1)
             # as soon as a part of a tile is stored, the same part of the next one is fetched into its registers
-            _store_blocks(four, scaled, target.slice(0, 128, dim=1), 0, 4, FOUR)
-            four = _load_blocks(base, following, 0, 4, FOUR, UNIT)
-            _store_blocks(two, scaled, target.slice(128, 64, dim=1), 4, 2, TWO)
-            _store_blocks(one, scaled, target.slice(192, 32, dim=1), 6, 1, ONE)
+            _store_pair(first, low, target.slice(0, 64, dim=1), 0)
+            first = _fetch_pair(record, slots, 0)
+            _store_pair(second, low, target.slice(64, 64, dim=1), 2)
+            second = _fetch_pair(record, slots, 2)
+            _store_pair(third, high, target.slice(128, 64, dim=1), 0)
+            _store_block(fourth, high, target.slice(192, 32, dim=1), 2)
             rope = gl.inline_asm_elementwise(_CONVERT_ROPE, "=r,r", [rope], dtype=gl.int32, is_pure=True, pack=1)
             target.slice(224, 32, dim=1).store(rope)
             fence_async_shared()
             mbarrier.arrive(full.index(stage), count=1)
-            two = _load_blocks(base, following, 4, 2, TWO, UNIT)
-            one = _load_blocks(base, following, 6, 1, ONE, UNIT)
-            rope = _load_rope(base, following, ROPE, UNIT)
-            # two tiles ahead: where records lie and what they are scaled by; three ahead: scales; four: slots. Copies,
-            # not loads: the few scoreboards of a warp would make the rows' addresses wait for them
-            i = tile - start
+            third = _fetch_pair(record, slots, 4)
+            fourth = _fetch(record, slots, _BLOCK, 96)
+            rope = _fetch(record, slots, _ROPE, 112)
+            # two tiles ahead: where records lie; one ahead: what they are scaled by. Copies, not loads: the few
+            # scoreboards of a warp would make the rows' addresses wait for them
             async_copy.wait_group(0)
-            slots = _copied_slots(tile + 2, row, lists, slot_ring.index((i + 2) % 4), EACH)
-            byte_slots = _copied_slots(tile + 3, byte_row, lists, slot_ring.index((i + 3) % 4),
-                                       gl.SliceLayout(1, FACTORS))  # fmt: skip
-            scales = scale_ring.index(stage).load(FACTORS)
-            _begin_scales(tile + 3, byte_slots, lists, caches, scale_ring.index(1 - stage), FACTORS, W_ENTRIES,
-                          C_ENTRIES)  # fmt: skip
-            _begin_slots(tile + 4, row, lists, slot_ring.index(i % 4))
+            low, high = gl.split(scale_ring.index(1 - stage).load(_SCALES))
+            slots = _copied_slots(tile + 2, my_row, lists, slot_ring.index((i + 2) % 4), MINE)
+            scale_slots = _copied_slots(tile + 2, scale_row, lists, slot_ring.index((i + 2) % 4),
+                                        gl.SliceLayout(1, FACTORS))  # fmt: skip
+            pointers, found = _scale_words(tile + 2, scale_slots, lists, caches, FACTORS, W_ENTRIES, C_ENTRIES)
+            async_copy.async_copy_global_to_shared(scale_ring.index(stage), pointers, mask=found)
+            _begin_slots(tile + 3, row, lists, slot_ring.index((i + 3) % 4))
             async_copy.commit_group()
-            _locate(tile + 2, slots, lists, caches, records.index(stage), biases.index((count + i + 2) % _BIASES),
-                    W_ENTRIES, C_ENTRIES, UNIT)  # fmt: skip
-            _store_factors(scales, factors.index(stage))
+            record = _locate(tile + 2, slots, lists, caches, biases.index((count + i + 2) % _BIASES),
+                             W_ENTRIES, C_ENTRIES)  # fmt: skip
         used_0 += (end - start + 1) // 2
         used_1 += (end - start) // 2
 
@@ -583,11 +599,9 @@ def sparse_attention_kernel(
     weights = gl.allocate_shared_memory(gl.float16, [2, HEADS, TILE], HALVES)
     tops = gl.allocate_shared_memory(gl.float32, [2, HEADS], PLAIN)
     totals = gl.allocate_shared_memory(gl.float32, [2, HEADS], PLAIN)
-    records = gl.allocate_shared_memory(gl.int32, [2, TILE], PLAIN)
     biases = gl.allocate_shared_memory(gl.float32, [_BIASES, TILE], PLAIN)
-    factors = gl.allocate_shared_memory(gl.int32, [2, TILE, 8], PLAIN_2D)
     slot_ring = gl.allocate_shared_memory(gl.int32, [4, TILE], PLAIN)
-    scale_ring = gl.allocate_shared_memory(gl.uint8, [2, TILE, 8], PLAIN_2D)
+    scale_ring = gl.allocate_shared_memory(gl.int32, [2, TILE, 2], PLAIN_2D)
     queried = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -612,8 +626,8 @@ def sparse_attention_kernel(
     gl.warp_specialize(
         [
             (_produce, (
-                work, window, compressed, words, records, biases, factors, slot_ring, scale_ring, full, empty,
-                HAS_WINDOW, HAS_COMPRESSED, W_ENTRIES, C_ENTRIES, UNIT, PDL,
+                work, window, compressed, words, biases, slot_ring, scale_ring, full, empty,
+                HAS_WINDOW, HAS_COMPRESSED, W_ENTRIES, C_ENTRIES, PDL,
             )),
             (_consume_even, (
                 work, window, compressed, zero, scale, query, sink, outputs, memory, barriers,
