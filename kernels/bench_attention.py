@@ -216,22 +216,19 @@ def splits_to_try(cell: Cell) -> list[int]:
 
 
 def measure_logits(cell: Cell, tune: bool) -> tuple[str, dict[str, float]]:
-    """As shipped, and with other pipelines of the plain form and other rings of the Gluon form."""
+    """As shipped, with other pipelines of the plain form, and in the Gluon form."""
     arguments = logits_arguments(cell.batch, cell.context)
     error = logits_error(arguments, logits_module.indexer_logits(**arguments))
     if error > 2e-3:
         return f"WRONG {error:.1e}", {"shipped": float("nan")}
     times = {"shipped": graph_us(lambda: logits_module.indexer_logits(**arguments))}
-    saved = logits_module._PIPELINE, logits_module._RING
+    saved = logits_module._PIPELINE
     for programs, stages in ((3, 3), (4, 2), (2, 4)) if tune else ():
-        logits_module._PIPELINE = dict.fromkeys(saved[0], (programs, stages))
+        logits_module._PIPELINE = dict.fromkeys(saved, (programs, stages))
         times[f"plain={programs},{stages}"] = graph_us(lambda: logits_module.indexer_logits(**arguments, form="plain"))
-    hopper = logits_module.gluon_applies(arguments["index_q_values"], arguments["indexer_cache"])
-    for ring in ((4, 5), (3, 8), (2, 12)) if tune and hopper else ():
-        logits_module._RING = ring
-        name = "gluon={},{}".format(*ring)
-        times[name] = graph_us(lambda: logits_module.indexer_logits(**arguments, form="gluon"))
-    logits_module._PIPELINE, logits_module._RING = saved
+    logits_module._PIPELINE = saved
+    if tune and logits_module.gluon_applies(arguments["index_q_values"], arguments["indexer_cache"]):
+        times["gluon"] = graph_us(lambda: logits_module.indexer_logits(**arguments, form="gluon"))
     return f"err {error:.1e}", times
 
 

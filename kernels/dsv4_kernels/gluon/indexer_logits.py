@@ -1,10 +1,10 @@
-"""Indexer logits over fp8 keys on Hopper: whole pages arrive by bulk tensor copies, many of them at once.
+"""Indexer logits over fp8 keys on Hopper: one warp asks for whole pages, two warpgroups score them.
 
-Programs share the step's entries as in the plain form. Each keeps a ring of pages in shared memory and asks for another
-as soon as all its warps have multiplied the one that lay in its place.
+A program takes an equal run of steps of two pages, laid end to end over the tokens. Its producer keeps a ring of steps
+in flight by bulk tensor copies of keys and scales, far ahead of the consumers, which multiply a page each with the
+token's queries.
 """
 
-import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -16,10 +16,25 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-ENTRIES = tl.constexpr(64)
-"""Entries of a page, and rows of a matrix tile."""
+PROGRAMS = 2
+"""Programs per multiprocessor, as shared memory allows."""
+REGISTERS = 80
+"""Per thread at launch; the partitions then divide them anew."""
 KEYS_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 8, 3))
-_KEY_BYTES = tl.constexpr(64 * 128)
+SCALES_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(0, 32, 2))
+QUERIES_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 8, 2))
+_CONSUMER_REGISTERS = gl.constexpr(96)
+_PRODUCER_REGISTERS = gl.constexpr(48)
+_ENTRIES = gl.constexpr(64)
+"""Entries of a page, and rows of a matrix tile."""
+_PAGES = gl.constexpr(2)
+"""Pages of a step: one a consumer."""
+_STEP = gl.constexpr(2 * 64)
+_RING = gl.constexpr(5)
+"""Steps in flight."""
+_STEP_BYTES = gl.constexpr(2 * 64 * 132)
+_NUMBERS = gl.constexpr(32)
+"""Page numbers that the producer reads at once."""
 
 
 @gluon.jit
@@ -33,111 +48,178 @@ def _sum(x):
 
 
 @gluon.jit
-def _fetch(keys, page, slot, pages, full, wanted):
-    """Ask for a page's keys in a slot of the ring."""
-    mbarrier.expect(full.index(slot), _KEY_BYTES, pred=wanted)
-    tma.async_copy_global_to_shared(keys, [page, 0, 0], full.index(slot), pages.index(slot), pred=wanted)
+def _token(requests, nth):
+    """Visible entries and request of token ``nth`` of the launch, 0 and 0 beyond the last."""
+    token_to_request, lens, first_token, tokens = requests
+    length = gl.load(lens + first_token + nth, mask=nth < tokens, other=0)
+    return length, gl.load(token_to_request + first_token + nth, mask=nth < tokens, other=0)
 
 
 @gluon.jit
-def _score_pages(
-    keys, scales, page_stride, table, first, count, length, query, queries, weights, out_row, pages, full, done,
-    RING: gl.constexpr, SCORES: gl.constexpr, HEADS: gl.constexpr,
-):  # fmt: skip
-    """Logits of one token for pages ``first`` .. ``first + count - 1``; ``done`` pages went through the ring before.
-
-    ``query`` becomes ``queries`` here, behind the first pages' departure.
-    """
-    FLAT: gl.constexpr = gl.NVMMASharedLayout(128, 8, 2)
-    ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
-    row = gl.arange(0, ENTRIES, layout=ROWS)
-    scaled = scales + row
-    numbers = ()
-    for ahead in gl.static_range(RING):
-        numbers = numbers + (gl.load(table + first + ahead, mask=ahead < count, other=0),)  # noqa: RUF005
-    for ahead in gl.static_range(RING):
-        _fetch(keys, numbers[ahead], (done + ahead) % RING, pages, full, ahead < count)
-    scale = gl.load(scaled + numbers[0].to(gl.int64) * page_stride, mask=first * ENTRIES + row < length, other=0.0)
-    following = numbers[1]
-    after = gl.load(table + first + RING, mask=count > RING, other=0)
-    queries.store(query)
-    fence_async_shared()
-    gl.thread_barrier()
-    zeros = gl.zeros([ENTRIES, HEADS], gl.float32, SCORES)
-    for nth in range(count):
-        index = (first + nth) * ENTRIES + row
-        next_scale = gl.load(
-            scaled + following.to(gl.int64) * page_stride,
-            mask=(nth + 1 < count) & (index + ENTRIES < length),
-            other=0.0,
-        )
-        following = gl.load(table + first + nth + 2, mask=nth + 2 < count, other=0)
-        slot = (done + nth) % RING
-        mbarrier.wait(full.index(slot), ((done + nth) // RING) & 1)
-        tile = pages.index(slot)._reinterpret(gl.float8e4nv, [ENTRIES, 128], FLAT)
-        scores = warpgroup_mma(tile, queries.permute([1, 0]), zeros, use_acc=False, is_async=True)
-        scores = warpgroup_mma_wait(0, deps=[scores])
-        gl.thread_barrier()
-        _fetch(keys, after, slot, pages, full, nth + RING < count)
-        after = gl.load(table + first + nth + RING + 1, mask=nth + RING + 1 < count, other=0)
-        logits = gl.reduce(gl.maximum(scores, 0.0) * gl.expand_dims(weights, 0), 1, _plus)
-        gl.store(out_row + index, logits * scale, mask=index < length)
-        scale = next_scale
+def _produce(run, requests, maps, block_table, table_stride, memory, barriers, HEADS: gl.constexpr):
+    """Ask for the queries and pages of the run, as places for them become free."""
+    at, end, nth, begins, length, request = run
+    query_map, keys, scales = maps
+    pages, page_scales, queries = memory
+    full, empty, queried, answered = barriers
+    # a page beyond the cache arrives as zeros, without a read
+    none = keys.shape[0]
+    lane = gl.arange(0, _NUMBERS, layout=gl.BlockedLayout([1], [32], [1], [0]))
+    done = 0
+    turn = 0
+    while at < end:
+        next_length, next_request = _token(requests, nth + 1)
+        count = (length + _STEP - 1) // _STEP
+        stop = gl.minimum(end - begins, count)
+        first = at - begins
+        if first < stop:
+            table = block_table + request.to(gl.int64) * table_stride
+            last = gl.minimum(stop * _PAGES, (length + _ENTRIES - 1) // _ENTRIES)
+            numbers = gl.load(table + first * _PAGES + lane, mask=first * _PAGES + lane < last, other=none)
+            mine = turn % 2
+            mbarrier.wait(answered.index(mine), ((turn // 2) & 1) ^ 1)
+            mbarrier.expect(queried.index(mine), HEADS * 128)
+            token = requests[2] + nth
+            tma.async_copy_global_to_shared(query_map, [token * HEADS, 0], queried.index(mine), queries.index(mine))
+            for chunk in range(first, stop, _NUMBERS // _PAGES):
+                ahead = (chunk * _PAGES + _NUMBERS) + lane
+                following = gl.load(table + ahead, mask=ahead < last, other=none)
+                for step in range(chunk, gl.minimum(chunk + _NUMBERS // _PAGES, stop)):
+                    slot = done % _RING
+                    mbarrier.wait(empty.index(slot), ((done // _RING) & 1) ^ 1)
+                    mbarrier.expect(full.index(slot), _STEP_BYTES)
+                    for page in gl.static_range(_PAGES):
+                        number = _sum(gl.where(lane == (step - chunk) * _PAGES + page, numbers, 0))
+                        place = slot * _PAGES + page
+                        tma.async_copy_global_to_shared(keys, [number, 0, 0], full.index(slot), pages.index(place))
+                        tma.async_copy_global_to_shared(scales, [number, 0], full.index(slot), page_scales.index(place))
+                    done += 1
+                numbers = following
+            turn += 1
+        begins += count
+        at = begins
+        nth += 1
+        length = next_length
+        request = next_request
 
 
 @gluon.jit
-def indexer_logits_kernel(
-    q, weights, keys, page_bytes, page_stride, block_table, table_stride, token_to_request, lens, out, out_stride,
-    first_token, tokens,
-    TOKENS: gl.constexpr, PER_THREAD: gl.constexpr, HEADS: gl.constexpr, RING: gl.constexpr, PDL: gl.constexpr,
-):  # fmt: skip
-    """Programs take equal runs of pages, laid end to end over the tokens."""
+def _consume(run, requests, weights, out, out_stride, memory, barriers, MINE: gl.constexpr, HEADS: gl.constexpr):
+    """Score page ``MINE`` of every step of the run."""
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEADS, 32])
-    QUERIES: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
+    ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
+    at, end, nth, begins, length, _ = run
+    tiles, row_scales, queries = memory
+    full, empty, queried, answered = barriers
+    row = MINE * _ENTRIES + gl.arange(0, _ENTRIES, layout=ROWS)
+    column = gl.arange(0, HEADS, layout=gl.SliceLayout(0, SCORES))
+    zeros = gl.zeros([_ENTRIES, HEADS], gl.float32, SCORES)
+    done = 0
+    turn = 0
+    while at < end:
+        next_length, _ = _token(requests, nth + 1)
+        count = (length + _STEP - 1) // _STEP
+        stop = gl.minimum(end - begins, count)
+        first = at - begins
+        if first < stop:
+            token = (requests[2] + nth).to(gl.int64)
+            weight = gl.load(weights + token * HEADS + column)
+            out_row = out + token * out_stride
+            query = queries.index(turn % 2)
+            mbarrier.wait(queried.index(turn % 2), (turn // 2) & 1)
+            for step in range(first, stop):
+                slot = done % _RING
+                mbarrier.wait(full.index(slot), (done // _RING) & 1)
+                tile = tiles.index(slot * _PAGES + MINE)
+                scores = warpgroup_mma(tile, query.permute([1, 0]), zeros, use_acc=False, is_async=True)
+                scale = row_scales.index(slot * _PAGES + MINE).load(ROWS)
+                scores = warpgroup_mma_wait(0, deps=[scores])
+                gl.thread_barrier()
+                mbarrier.arrive(empty.index(slot), count=1)
+                done += 1
+                logits = gl.reduce(gl.maximum(scores, 0.0) * gl.expand_dims(weight, 0), 1, _plus)
+                index = step * _STEP + row
+                gl.store(out_row + index, logits * scale, mask=index < length)
+            gl.thread_barrier()
+            mbarrier.arrive(answered.index(turn % 2), count=1)
+            turn += 1
+        begins += count
+        at = begins
+        nth += 1
+        length = next_length
+
+
+@gluon.jit
+def _run(requests, TOKENS: gl.constexpr, PER_THREAD: gl.constexpr):
+    """This program's equal share of the steps.
+
+    First and last step, laid end to end over the tokens; then the token of the first: its number in the launch, its own
+    first step, its visible entries and its request.
+    """
+    token_to_request, lens, first_token, tokens = requests
     # short vectors are kept by every warp whole, so that sums over tokens need no exchange between warps
-    EACH: gl.constexpr = gl.BlockedLayout([PER_THREAD], [32], [4], [0])
-    pages = gl.allocate_shared_memory(gl.float8e4nv, [RING, 1, ENTRIES, 128], KEYS_LAYOUT)
-    queries = gl.allocate_shared_memory(gl.float8e4nv, [HEADS, 128], gl.NVMMASharedLayout(128, 8, 2))
-    full = gl.allocate_shared_memory(gl.int64, [RING, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(RING):
-        mbarrier.init(full.index(slot), count=1)
-    fence_async_shared()
-    gl.thread_barrier()
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
-    scales = (page_bytes + _KEY_BYTES).to(gl.pointer_type(gl.float32))
-    program = gl.program_id(0)
-    programs = gl.num_programs(0)
-    every = gl.arange(0, TOKENS, layout=EACH)
+    every = gl.arange(0, TOKENS, layout=gl.BlockedLayout([PER_THREAD], [32], [4], [0]))
     lengths = gl.load(lens + first_token + every, mask=every < tokens, other=0)
-    requests = gl.load(token_to_request + first_token + every, mask=every < tokens, other=0)
-    counts = (lengths + ENTRIES - 1) // ENTRIES
+    owners = gl.load(token_to_request + first_token + every, mask=every < tokens, other=0)
+    # no request is negative; saying so makes both loads leave together
+    counts = gl.where(owners >= 0, (lengths + _STEP - 1) // _STEP, 0)
     ends = gl.associative_scan(counts, 0, _plus)
     total = _sum(counts)
+    program = gl.program_id(0)
+    programs = gl.num_programs(0)
     # program * total // programs, without 64 bits
     share = total // programs
     rest = total - share * programs
     at = program * share + program * rest // programs
     end = (program + 1) * share + (program + 1) * rest // programs
-    done = 0
-    while at < end:
-        nth = _sum((ends <= at).to(gl.int32))
-        mine = every == nth
-        begins = _sum(gl.where(mine, ends - counts, 0))
-        length = _sum(gl.where(mine, lengths, 0))
-        request = _sum(gl.where(mine, requests, 0))
-        stop = gl.minimum(end - begins, (length + ENTRIES - 1) // ENTRIES)
-        token = (first_token + nth).to(gl.int64)
-        head = gl.arange(0, HEADS, layout=gl.SliceLayout(1, QUERIES))
-        dim = gl.arange(0, 128, layout=gl.SliceLayout(0, QUERIES))
-        query = gl.load(q + (token * HEADS + gl.expand_dims(head, 1)) * 128 + gl.expand_dims(dim, 0))
-        column = gl.arange(0, HEADS, layout=gl.SliceLayout(0, SCORES))
-        weight = gl.load(weights + token * HEADS + column)
-        first = at - begins
-        _score_pages(
-            keys, scales, page_stride // 4, block_table + request.to(gl.int64) * table_stride, first, stop - first,
-            length, query, queries, weight, out + token * out_stride, pages, full, done, RING, SCORES, HEADS,
-        )  # fmt: skip
-        done += stop - first
-        at = begins + stop
+    nth = _sum((ends <= at).to(gl.int32))
+    mine = every == nth
+    begins = _sum(gl.where(mine, ends - counts, 0))
+    return at, end, nth, begins, _sum(gl.where(mine, lengths, 0)), _sum(gl.where(mine, owners, 0))
+
+
+@gluon.jit
+def indexer_logits_kernel(
+    query_map, weights, keys, scales, block_table, table_stride, token_to_request, lens, out, out_stride,
+    first_token, tokens,
+    TOKENS: gl.constexpr, PER_THREAD: gl.constexpr, HEADS: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """Programs take equal runs of steps, laid end to end over the tokens."""
+    tiles = gl.allocate_shared_memory(gl.float8e4nv, [_RING * _PAGES, _ENTRIES, 128], QUERIES_LAYOUT)
+    row_scales = gl.allocate_shared_memory(
+        gl.float32, [_RING * _PAGES, _ENTRIES], gl.SwizzledSharedLayout(1, 1, 1, [0])
+    )
+    queries = gl.allocate_shared_memory(gl.float8e4nv, [2, HEADS, 128], QUERIES_LAYOUT)
+    # the same memory as tensor copies see it
+    pages = tiles._reinterpret(gl.float8e4nv, [_RING * _PAGES, 1, _ENTRIES, 128], KEYS_LAYOUT)
+    page_scales = row_scales._reinterpret(gl.float32, [_RING * _PAGES, 1, _ENTRIES], SCALES_LAYOUT)
+    full = gl.allocate_shared_memory(gl.int64, [_RING, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [_RING, 1], mbarrier.MBarrierLayout())
+    queried = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    answered = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(_RING):
+        mbarrier.init(full.index(slot), count=1)
+        mbarrier.init(empty.index(slot), count=_PAGES)
+        if slot < 2:
+            mbarrier.init(queried.index(slot), count=1)
+            mbarrier.init(answered.index(slot), count=_PAGES)
+    fence_async_shared()
+    gl.thread_barrier()
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    requests = (token_to_request, lens, first_token, tokens)
+    run = _run(requests, TOKENS, PER_THREAD)
+    barriers = (full, empty, queried, answered)
+    asked = (query_map, keys, scales)
+    landed = (pages, page_scales, queries)
+    memory = (tiles, row_scales, queries)
+    gl.warp_specialize(
+        [
+            (_consume, (run, requests, weights, out, out_stride, memory, barriers, 0, HEADS)),
+            (_consume, (run, requests, weights, out, out_stride, memory, barriers, 1, HEADS)),
+            (_produce, (run, requests, asked, block_table, table_stride, landed, barriers, HEADS)),
+        ],
+        [4, 1],
+        [_CONSUMER_REGISTERS, _PRODUCER_REGISTERS],
+    )

@@ -18,10 +18,9 @@ from dsv4_kernels.triton.launch import begin, launch_options
 _PIPELINE = {"long": (3, 3), "short": (4, 2)}
 """Programs per multiprocessor and pipeline stages, as shared memory allows. NVIDIA H200, 2026-11-29: many short tokens
 want more programs (64 x 2,048 entries: 6.9 us against 7.6), everything else deeper ones."""
-_RING = (4, 5)
-_RING_PAGES = 16384
-"""The same for the Gluon form, programs per multiprocessor and pages in flight, and up to how many pages of a launch it
-is taken: the fewer, the more it gains (34 MB: 9.9 us against 10.4; 270 MB: 78 against 76)."""
+_GLUON_PAGES = 16384
+"""Up to how many pages of a launch the Gluon form is taken: the fewer, the more it gains. NVIDIA H200: 34 MB 8.4 us
+(2026-11-30) against 10.4; at 270 MB its form before this one took 78 against 76 (2026-11-29)."""
 _SHORT_STEPS = 2048
 _MANY_TOKENS = 32
 _MOST_TOKENS = 4096
@@ -221,10 +220,10 @@ def indexer_logits(
         count = min(tokens - first, _MOST_TOKENS)
         shared = (*requests, out, out.stride(0), first, count)
         pages = triton.cdiv(max_candidates, indexer_cache.entries)
-        if applies and (form == "gluon" or count * pages <= _RING_PAGES):
-            _launch_gluon(index_q_values, index_weights, indexer_cache, shared, count, count * pages)
+        steps = count * triton.cdiv(pages, 2)
+        if applies and (form == "gluon" or count * pages <= _GLUON_PAGES):
+            _launch_gluon(index_q_values, index_weights, indexer_cache, shared, count, steps)
         else:
-            steps = count * triton.cdiv(pages, 2)
             _launch_plain(index_q_values, index_q_scales, index_weights, indexer_cache, shared, count, steps)
     return out
 
@@ -260,25 +259,34 @@ def gluon_applies(q: torch.Tensor, cache: PagedCache) -> bool:
 
 
 def _launch_gluon(
-    q: torch.Tensor, weights: torch.Tensor, cache: PagedCache, shared: tuple[object, ...], count: int, pages: int
+    q: torch.Tensor, weights: torch.Tensor, cache: PagedCache, shared: tuple[object, ...], count: int, steps: int
 ) -> None:
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+    from dsv4_kernels.gluon.indexer_logits import PROGRAMS, REGISTERS, indexer_logits_kernel
 
-    from dsv4_kernels.gluon.indexer_logits import KEYS_LAYOUT, indexer_logits_kernel
-
-    per_processor, ring = _RING
-    stride = cache.pages.stride(0)
-    keys = TensorDescriptor(
-        cache.pages.view(torch.float8_e4m3fn), [cache.num_pages, 64, 128], [stride, 128, 1], [1, 64, 128],
-        KEYS_LAYOUT.value,
-    )  # fmt: skip
+    queries, keys, scales = _tensor_maps(q, cache)
     tokens = triton.next_power_of_2(count)
     # up to 512 tokens every warp holds all of their lengths
     per_thread = tokens // 32 if tokens <= 512 else tokens // 128
-    indexer_logits_kernel[(_programs(per_processor, count, pages, q.device),)](
-        q, weights, keys, cache.pages, stride, *shared, TOKENS=tokens, PER_THREAD=max(per_thread, 1),
-        HEADS=q.shape[1], RING=ring, num_warps=4, **launch_options(),
+    indexer_logits_kernel[(_programs(PROGRAMS, count, steps, q.device),)](
+        queries, weights, keys, scales, *shared, TOKENS=tokens, PER_THREAD=max(per_thread, 1), HEADS=q.shape[1],
+        num_warps=4, maxnreg=REGISTERS, **launch_options(),
     )  # fmt: skip
+
+
+def _tensor_maps(q: torch.Tensor, cache: PagedCache) -> tuple[object, object, object]:
+    """How bulk copies find one token's queries, one page's keys and one page's scales."""
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    from dsv4_kernels.gluon.indexer_logits import KEYS_LAYOUT, QUERIES_LAYOUT, SCALES_LAYOUT
+
+    pages, number, stride, heads = cache.pages, cache.num_pages, cache.pages.stride(0), q.shape[1]
+    queries = TensorDescriptor(q.view(-1, 128), [len(q) * heads, 128], [128, 1], [heads, 128], QUERIES_LAYOUT.value)
+    keys = TensorDescriptor(
+        pages.view(torch.float8_e4m3fn), [number, 64, 128], [stride, 128, 1], [1, 64, 128], KEYS_LAYOUT.value
+    )
+    floats = pages[:, 64 * 128 : 64 * 132].view(torch.float32)
+    scales = TensorDescriptor(floats, [number, 64], [stride // 4, 1], [1, 64], SCALES_LAYOUT.value)
+    return queries, keys, scales
 
 
 @lru_cache
