@@ -95,6 +95,7 @@ if not INTERPRETED:
         for splits in (1, 2, 3, 12):
             check(attention_agrees, name="main-fp8", heads=heads, splits=splits, form="gluon")
         check(attention_agrees, name="main-fp8", heads=heads, splits=2, form="plain")
+        check(attention_agrees, name="main-bf16", heads=heads, splits=2, form="gluon")
 
 
 def attention_over_a_window_alone() -> None:

@@ -53,7 +53,7 @@ def test_caches_beyond_what_31_bits_count_take_the_plain_form(stride, pages, uni
     assert offset_unit(meta_queries(), meta_cache(37_440), meta_cache(stride, pages)) == unit
 
 
-def test_only_main_fp8_entries_take_the_hopper_form():
+def test_only_main_fp8_entries_take_this_hopper_form():
     assert offset_unit(meta_queries(), meta_cache(65_536, name="main-bf16"), meta_cache(65_536, name="main-bf16")) == 0
 
 

@@ -7,7 +7,16 @@ pytest.importorskip("triton")
 import bench_attention
 import torch
 from dsv4_kernels.triton.sparse_attention import visible_entries
-from dsv4_kernels.triton.splits import COSTS, MAX_SPLITS, Gpu, launch_us, plan_splits
+from dsv4_kernels.triton.splits import (
+    COSTS,
+    MAX_SPLITS,
+    Gpu,
+    gather_saves_us,
+    gather_us,
+    gathers,
+    launch_us,
+    plan_splits,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,3 +102,46 @@ def test_many_full_waves_are_not_split(tiles, form, tokens):
 @given(tiles=st.integers(2, 4096))
 def test_one_token_is_split(tiles):
     assert plan_splits(1, 64, tiles, 64, H200, "gluon") > 1
+
+
+@pytest.mark.parametrize(("tokens", "us"), [(1, 9.0), (128, 34.0), (128, 270.9)])
+def test_the_cost_of_rows_is_near_what_was_measured(tokens, us):
+    """64 heads over bf16 entries: one token of 64K c4a in ten shares, 128 of it, 128 of c128a at 1M."""
+    tiles, splits = (130 if us > 200 else 10), (10 if tokens == 1 else 1)
+    assert launch_us(tokens, 64, tiles, 64, splits, H200, COSTS["rows"]) == pytest.approx(us, rel=0.25)
+
+
+PREFILL = [
+    # heads, tiles, tokens, entries, measured us: gather, rows, fp8 pages
+    (64, 10, 512, 17_023, 13.6, 94.2, 134), (64, 10, 2048, 18_559, 13.6, 339, 490),
+    (64, 10, 8192, 24_703, 16.9, 1274, 1837), (64, 10, 512, 1_151, 8.2, 94.5, 132),
+    (64, 10, 8192, 8_831, 12.8, 1271, 1792), (128, 18, 512, 17_023, 14.5, 288, 408),
+    (128, 18, 4096, 20_607, 16.2, 2145, 3058), (128, 18, 8192, 24_703, 21.8, 4444, 6269),
+    (128, 10, 8192, 8_831, 12.4, 2567, 3620), (64, 10, 8192, 10_240, 12.4, 1184, 1669),
+    (64, 3, 8192, 8_256, 11.2, 518, 784),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("heads", "tiles", "tokens", "entries", "gather", "rows", "pages"), PREFILL)
+def test_gathering_is_estimated_as_it_was_measured_and_chosen_where_it_won(
+    heads, tiles, tokens, entries, gather, rows, pages
+):
+    assert gather_us(entries) == pytest.approx(gather, rel=0.25)
+    assert gather_saves_us(tokens, heads, tiles, entries, H200) == pytest.approx(pages - rows, rel=0.25)
+    assert gathers(tokens, heads, tiles, entries, H200)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "heads", "tiles", "context_entries", "expected"),
+    [(1, 64, 10, 16_384, False), (128, 64, 10, 16_384, False), (256, 64, 10, 16_384, True),
+     (512, 64, 10, 262_144, False), (4096, 64, 10, 262_144, True), (128, 128, 18, 16_384, True)],
+)  # fmt: skip
+def test_few_queries_of_a_long_context_do_not_pay_for_gathering_it(tokens, heads, tiles, context_entries, expected):
+    assert gathers(tokens, heads, tiles, context_entries + tokens + 127, H200) == expected
+
+
+@given(
+    tokens=st.integers(1, 8192), heads=st.integers(1, 128), tiles=st.integers(2, 64), entries=st.integers(1, 300_000)
+)
+def test_more_queries_of_the_same_entries_never_make_gathering_worse(tokens, heads, tiles, entries):
+    assert gathers(2 * tokens, heads, tiles, entries, H200) >= gathers(tokens, heads, tiles, entries, H200)

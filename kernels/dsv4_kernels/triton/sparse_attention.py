@@ -1,8 +1,8 @@
 """Sparse attention over two paged caches in one pass: any head count, fp8 and bf16 entries, V4 and V3.2 formats.
 
 A token's entries (window, then compressed) form tiles; a program takes one token, a block of heads and a share of the
-tiles. With more than one share the outputs are partial and a second kernel joins them. On Hopper, fp8 entries go to
-Gluon kernels, one for each format; everything else, the interpreter included, to the one here.
+tiles. With more than one share the outputs are partial and a second kernel joins them. On Hopper, main entries and fp8
+latents go to Gluon kernels, one for each format; everything else, the interpreter included, to the one here.
 """
 
 from dataclasses import dataclass
@@ -228,12 +228,13 @@ def sparse_attention(
     lse = torch.empty(tokens, heads, dtype=torch.float32, device=q.device)
     if tokens == 0:
         return out, lse
-    unit = 0 if form == "plain" else _gluon_unit(q, first, second)
-    latent = form != "plain" and window is None and sink is None and _on_hopper() and aligned_latents(q, second.cache)
-    gluon = unit > 0 or latent
-    kernel = "latent" if latent else "gluon" if gluon else "plain"
+    kernel = "plain" if form == "plain" else _kernel(q, window, compressed, sink)
+    gluon = kernel != "plain"
     if form == "gluon" and not gluon:
-        raise ValueError("the Gluon attention kernels need Hopper and aligned main-fp8 or latent-fp8 entries")
+        raise ValueError(
+            "the Gluon attention kernels need Hopper, and rows of main-fp8, main-bf16 or latent-fp8 entries and of "
+            "queries at multiples of 16 bytes"
+        )
     heads_per_program = 64 if gluon else min(64, max(16, triton.next_power_of_2(heads)))
     tile = _SMALL_TILE if triton.knobs.runtime.interpret else TILE
     tiles = triton.cdiv(window.indices.shape[1], tile) if window else 0
@@ -243,8 +244,7 @@ def sparse_attention(
     if splits is None:
         splits = plan_splits(tokens, heads, tiles, heads_per_program, gpu, kernel)
     split = splits > 1
-    # every fp16 key is in range, so is every average of keys
-    shares = torch.float16 if unit else torch.float32
+    shares = _SHARES[kernel]
     partial = torch.empty((tokens, splits, heads, 512) if split else (1,), dtype=shares, device=q.device)
     partial_lse = torch.empty((tokens, splits, heads) if split else (1,), dtype=torch.float32, device=q.device)
     arguments = (
@@ -255,7 +255,8 @@ def sparse_attention(
         "HAS_WINDOW": window is not None, "HAS_COMPRESSED": compressed is not None, "HAS_SINK": sink is not None,
         "SPLIT": split, "W_ENTRIES": first.cache.entries, "C_ENTRIES": second.cache.entries,
     }  # fmt: skip
-    if latent:
+    programs = min(blocks * splits, gpu.processors)
+    if kernel == "latent":
         from dsv4_kernels.gluon import latent_attention
 
         latent_attention.latent_attention_kernel[(blocks * splits,)](
@@ -263,13 +264,19 @@ def sparse_attention(
             splits, SPLIT=split, ENTRIES=second.cache.entries, num_warps=latent_attention.PRODUCER_WARPS,
             maxnreg=latent_attention.MAX_REGISTERS, **launch_options(blocks * splits),
         )  # fmt: skip
-    elif gluon:
+    elif kernel == "rows":
+        from dsv4_kernels.gluon import rows_attention
+
+        rows_attention.rows_attention_kernel[(programs,)](
+            *arguments, blocks * splits, **constants, num_warps=rows_attention.PRODUCER_WARPS,
+            maxnreg=rows_attention.MAX_REGISTERS, **launch_options(programs),
+        )  # fmt: skip
+    elif kernel == "gluon":
         from dsv4_kernels.gluon.sparse_attention import MAX_REGISTERS, PRODUCER_WARPS, sparse_attention_kernel
 
-        programs = min(blocks * splits, gpu.processors)
         sparse_attention_kernel[(programs,)](
-            *arguments, blocks * splits, **constants, UNIT=unit, num_warps=PRODUCER_WARPS, maxnreg=MAX_REGISTERS,
-            **launch_options(programs),
+            *arguments, blocks * splits, **constants, UNIT=offset_unit(q, first.cache, second.cache),
+            num_warps=PRODUCER_WARPS, maxnreg=MAX_REGISTERS, **launch_options(programs),
         )  # fmt: skip
     else:
         # numpy has no bf16 products: the interpreter multiplies in fp32
@@ -290,6 +297,13 @@ def visible_entries(indices: torch.Tensor, max_candidates: int | None) -> int:
 
 
 _FORMATS = ("main-fp8", "main-bf16", "latent-fp8", "latent-bf16")
+_SHARES = {
+    "gluon": torch.float16,  # every fp16 key is in range, so is every average of keys
+    "rows": torch.bfloat16,
+    "latent": torch.float32,
+    "plain": torch.float32,
+}
+"""Elements of shares by kernel."""
 
 
 @dataclass(frozen=True)
@@ -308,16 +322,34 @@ class _Source:
         return self.cache.pages, self.cache.pages.stride(0), self.indices, self.indices.stride(0), self.lens
 
 
-def _on_hopper() -> bool:
+def on_hopper() -> bool:
+    """Whether launches go to a Hopper GPU, which the Gluon kernels are for."""
     if triton.knobs.runtime.interpret:
         return False
     target = triton.runtime.driver.active.get_current_target()
     return (target.backend, target.arch) == ("cuda", 90)
 
 
-def _gluon_unit(q: torch.Tensor, first: _Source, second: _Source) -> int:
-    """Bytes in which the Hopper form counts record offsets, 0 where it does not apply."""
-    return offset_unit(q, first.cache, second.cache) if _on_hopper() else 0
+def _kernel(q: torch.Tensor, window: _Source | None, compressed: _Source | None, sink: torch.Tensor | None) -> str:
+    """The fastest kernel that applies, a key of ``splits.COSTS``."""
+    first, second = window or compressed, compressed or window
+    assert first is not None
+    assert second is not None
+    if not on_hopper():
+        return "plain"
+    if aligned_rows(q, first.cache, second.cache):
+        return "rows"
+    if offset_unit(q, first.cache, second.cache):
+        return "gluon"
+    return "latent" if window is None and sink is None and aligned_latents(q, second.cache) else "plain"
+
+
+def aligned_rows(q: torch.Tensor, *caches: PagedCache) -> bool:
+    """Whether the Hopper form for main bf16 entries can copy queries and entries 16 bytes at a time."""
+    places = [q.data_ptr(), 2 * q.stride(0), 2 * q.stride(1)]
+    for cache in caches:
+        places += [cache.pages.data_ptr(), cache.pages.stride(0)]
+    return all(cache.format.name == "main-bf16" for cache in caches) and not any(place % 16 for place in places)
 
 
 def aligned_latents(q: torch.Tensor, cache: PagedCache) -> bool:
