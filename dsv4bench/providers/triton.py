@@ -1,4 +1,4 @@
-"""Our own kernels as a provider: one method per stage, each a launcher of ``dsv4_kernels`` or a projection."""
+"""Our own kernels as a provider: one method per stage, a launcher of ``dsv4_kernels``, a projection or attention."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -8,6 +8,7 @@ import triton
 
 from dsv4bench.providers import triton_projection as projection
 from dsv4bench.providers.base import SUPPORTED, Need, Support
+from dsv4bench.providers.triton_attention import sparse_attention
 
 LAUNCHERS = {
     "qkv_norm": "qkv_norm",
@@ -20,7 +21,6 @@ LAUNCHERS = {
     "indexer_logits": "indexer_logits",
     "topk": "topk",
     "index_map": "index_map",
-    "sparse_attention": "sparse_attention",
     "inverse_rope_quant": "inverse_rope_quant",
     "query_rope": "query_rope",
     "latent_insert": "latent_insert",
@@ -55,6 +55,7 @@ class TritonProvider:
     indexer_query_projection = staticmethod(projection.indexer_query_projection)
     output_group_projection = staticmethod(projection.output_group_projection)
     output_projection = staticmethod(projection.output_projection)
+    sparse_attention = staticmethod(sparse_attention)
 
 
 def _launcher(stage: str, module: str) -> Callable[..., Any]:

@@ -240,7 +240,7 @@ def sparse_attention(
     tiles = triton.cdiv(window.indices.shape[1], tile) if window else 0
     tiles += triton.cdiv(visible_entries(compressed.indices, max_candidates), tile) if compressed else 0
     blocks = tokens * triton.cdiv(heads, heads_per_program)
-    gpu = _gpu(q.device)
+    gpu = gpu_of(q.device)
     if splits is None:
         splits = plan_splits(tokens, heads, tiles, heads_per_program, gpu, kernel)
     split = splits > 1
@@ -375,7 +375,7 @@ def offset_unit(q: torch.Tensor, first: PagedCache, second: PagedCache) -> int:
 
 
 @lru_cache
-def _gpu(device: torch.device) -> Gpu:
+def gpu_of(device: torch.device) -> Gpu:
     if device.type != "cuda":
         return Gpu(processors=2, cache_bytes=1 << 20)
     properties = torch.cuda.get_device_properties(device)
