@@ -66,6 +66,7 @@ class Trial:
         checks: what was found so far, in order.
         failed_call: stage name and arguments of the first call whose check failed.
         notes: facts that are neither right nor wrong.
+        refused: stages that the provider said it can't do here.
     """
 
     provider: object
@@ -73,6 +74,7 @@ class Trial:
     checks: list[StageCheck] = field(default_factory=list)
     failed_call: tuple[str, dict[str, Any]] | None = None
     notes: list[str] = field(default_factory=list)
+    refused: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.implemented = frozenset(implemented_stages(self.provider))
@@ -141,6 +143,7 @@ class Trial:
             outputs = stage_outputs(STAGE[name], getattr(self.provider, name)(**arguments, **(further or {})))
             check = compare(name, arguments, outputs)
         except NotImplementedError as error:  # it says so itself: neither right nor wrong
+            self.refused.add(name)
             note = f"{name} is unsupported here: {error}"
             self.notes += [note] if note not in self.notes else []
             return _reference(name, arguments)
@@ -158,7 +161,7 @@ class Trial:
             try:
                 return stage_outputs(STAGE[name], getattr(self.provider, name)(**arguments))
             except NotImplementedError:
-                pass
+                self.refused.add(name)
             except Exception as error:  # as in ``stage``
                 self._record(raised(name, error), (name, arguments))
         return _reference(name, arguments)

@@ -110,9 +110,8 @@ def identical_requests(trial: Trial) -> None:
 
 
 def _on_streams_and_graphs(trial: Trial, inputs: Values) -> None:
-    """Every schedule, launched and from a graph, against the serial one; the eager provider fills in stages."""
-    filler = EagerProvider()
-    owners = {s.name: trial.provider if s.name in trial.implemented else filler for s in trial.stages}
+    """Every schedule, launched and from a graph, against the serial one."""
+    owners = stage_owners(trial)
     serial = dict(inputs)
     run_layer(trial.stages, owners, serial)
     capturable = all(getattr(owner, "capturable", True) for owner in owners.values())
@@ -129,6 +128,12 @@ def _on_streams_and_graphs(trial: Trial, inputs: Values) -> None:
             replayed = capture_layer(run, dict(inputs)).replay(inputs)
             torch.cuda.synchronize()
             _expect_same_bits(trial, replayed, serial, f"a CUDA graph of schedule {name}")
+
+
+def stage_owners(trial: Trial) -> dict[str, object]:
+    """Who runs each stage: the eager provider those that the provider lacks or refused so far."""
+    own, filler = trial.implemented - trial.refused, EagerProvider()
+    return {stage.name: trial.provider if stage.name in own else filler for stage in trial.stages}
 
 
 def _expect_same_bits(trial: Trial, values: Values, right: Values, how: str) -> None:

@@ -7,6 +7,8 @@ import torch
 from dsv4bench.model.shape import LayerKind
 from dsv4bench.providers.base import SUPPORTED, Need, Support
 from dsv4bench.providers.eager import EagerProvider
+from dsv4bench.stack.layer import run_layer
+from dsv4bench.verify.rows.attending import stage_owners
 from dsv4bench.verify.suite import Status, run_row, select_rows
 from dsv4bench.verify.trial import Setting, Trial
 
@@ -39,3 +41,15 @@ def test_a_refused_stage_can_be_run_without_a_check_as_well() -> None:
         name: values[name] for name in ("q", "kv", "positions", "cos_sin", "window_cache", "window_slots", "eps")
     })[0]  # fmt: skip
     assert torch.equal(again, values["q_rotated"])
+
+
+def test_a_whole_layer_takes_a_refused_stage_from_the_eager_provider() -> None:
+    trial = Trial(Narrow(), Setting(LayerKind.SWA, quick=True))
+    seqs = trial.sequences(requests=1, limit=4)
+    trial.layer(seqs.step([2]))
+    owners = stage_owners(trial)
+    assert owners["qkv_norm"] is trial.provider
+    assert isinstance(owners["query_norm_rope_insert"], EagerProvider)
+    values = seqs.step([1])
+    run_layer(trial.stages, owners, values)
+    assert values["y"].isfinite().all()
