@@ -7,6 +7,7 @@ import torch
 from dsv4_kernels import reference
 from dsv4_kernels.codec import dequantize_fp4, scale_exponents
 
+from dsv4bench.verify.bf16_keys import attend_bf16_keys, attends_latents, named
 from dsv4bench.verify.difference import (
     ACCUMULATION_TOLERANCE,
     LOGIT_TOLERANCE,
@@ -186,6 +187,13 @@ def _index_map(arguments: dict[str, Any], actual: Outputs, expected: Outputs, to
 
 
 def _attention(arguments: dict[str, Any], actual: Outputs, expected: Outputs, tokens: torch.Tensor) -> list[Difference]:
+    found = _attended(arguments, actual, expected, tokens)
+    if all(difference.ok for difference in found) or not attends_latents(arguments):
+        return found
+    return named(found, _attended(arguments, actual, attend_bf16_keys(arguments), tokens))
+
+
+def _attended(arguments: dict[str, Any], actual: Outputs, expected: Outputs, tokens: torch.Tensor) -> list[Difference]:
     (out, lse), (want, want_lse) = actual, expected
     dtype, dims = arguments["q"].dtype, ("token", "head")
     empty = want_lse == -torch.inf

@@ -25,7 +25,9 @@ from dsv4bench.verify.pinpoint import reach, spread
 
 SCALE_FLOOR = "scale-floor"
 """Deviation: another lower bound of the scale, which shows in blocks that are all but zero."""
-DEVIATIONS = (SCALE_FLOOR,)
+BF16_KEYS = "bf16-keys"
+"""Deviation: fp8 latents are attended by keys of bf16, made with scales of bf16."""
+DEVIATIONS = (SCALE_FLOOR, BF16_KEYS)
 """Every deviation that may be let pass by name."""
 NO_POWER = -1000
 """Stands for the exponent of what isn't a power of two."""

@@ -238,7 +238,7 @@ def test_nothing_checked_is_not_a_pass(provider):
         (["--provider", "nobody"], "unknown provider"),
         (["--replay", "missing.pt"], "no such file"),
         (["--replay", "missing.pt", "--only", "7"], "--replay does not read --only"),
-        (["--allow", "foo"], "--allow foo: no such deviation; the known ones are scale-floor"),
+        (["--allow", "foo"], "--allow foo: no such deviation; the known ones are scale-floor, bf16-keys"),
     ],
 )
 def test_wrong_input_is_refused_in_a_sentence(words, message):
