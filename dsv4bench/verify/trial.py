@@ -116,10 +116,20 @@ class Trial:
         wanted = set(names) if names is not None else {stage.name for stage in self.stages}
         for stage in self.stages:
             if stage.name in wanted:
-                method = getattr(self.provider, stage.name, None)
-                further = further_arguments(method, stage, values) if method is not None else {}
+                further = self._further(stage, values)
                 result = self.stage(stage.name, further=further, **stage_arguments(stage, values))
                 values.update(zip(stage.outputs, result, strict=True))
+
+    def run(self, values: Values) -> None:
+        """Run all of the layer's stages in order without checks, given what ``layer`` gives them."""
+        for stage in self.stages:
+            further = self._further(stage, values)
+            result = self.plain(stage.name, further=further, **stage_arguments(stage, values))
+            values.update(zip(stage.outputs, result, strict=True))
+
+    def _further(self, stage: Stage, values: Values) -> dict[str, Any]:
+        method = getattr(self.provider, stage.name, None)
+        return further_arguments(method, stage, values) if method is not None else {}
 
     def between(self, first: str, last: str) -> tuple[str, ...]:
         """Names of the layer's stages from one to another, both included."""
@@ -155,11 +165,11 @@ class Trial:
         self._record(check, (name, arguments))
         return outputs
 
-    def plain(self, name: str, **arguments: Any) -> Outputs:
+    def plain(self, name: str, *, further: Mapping[str, Any] | None = None, **arguments: Any) -> Outputs:
         """Run one stage without a check, with the reference where the provider lacks or can't do it, or raises."""
         if name in self.implemented:
             try:
-                return stage_outputs(STAGE[name], getattr(self.provider, name)(**arguments))
+                return stage_outputs(STAGE[name], getattr(self.provider, name)(**arguments, **(further or {})))
             except NotImplementedError:
                 self.refused.add(name)
             except Exception as error:  # as in ``stage``

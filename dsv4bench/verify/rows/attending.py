@@ -103,7 +103,7 @@ def identical_requests(trial: Trial) -> None:
     trial.layer(values)
     _expect_equal_rows(trial, values)
     again = dict(inputs)
-    _run(trial, again)
+    trial.run(again)
     _expect_same_bits(trial, again, values, "a second run on the same input")
     if trial.setting.device != "cpu":
         _on_streams_and_graphs(trial, inputs)
@@ -164,12 +164,6 @@ def _expect_equal_rows(trial: Trial, values: Values) -> None:
 
 def _bitwise(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
-
-
-def _run(trial: Trial, values: Values) -> None:
-    for stage in trial.stages:
-        arguments = stage_arguments(stage, values)
-        values.update(zip(stage.outputs, trial.plain(stage.name, **arguments), strict=True))
 
 
 def alone_and_in_batch(trial: Trial) -> None:

@@ -134,19 +134,12 @@ def _with_drafts(trial: Trial, start: int, drafts: int) -> None:
     plain = trial.sequences(requests=1, limit=limit, poison=POISON)
     for count in (start, *[1] * (seqs.lens[0] - start)):
         right = plain.step([count])
-        _run(trial, right)
+        trial.run(right)
     for name, stage in (("compressor_state", "compressor_state_save"), ("indexer_state", "indexer_state_save")):
         if name in seqs.caches:
             rows = (_open_window(which, name) for which in (seqs, plain))
             trial.same(stage, f"state after {drafts} drafts", *rows)
     trial.same_layer(values["y"][-1:], right["y"][-1:])
-
-
-def _run(trial: Trial, values: Values) -> None:
-    """Run the whole layer without checks."""
-    for stage in trial.stages:
-        arguments = stage_arguments(stage, values)
-        values.update(zip(stage.outputs, trial.plain(stage.name, **arguments), strict=True))
 
 
 def _open_window(seqs: Sequences, name: str) -> torch.Tensor:
@@ -172,14 +165,14 @@ def prefix_reuse(trial: Trial) -> None:
     other = seqs.step([rest, 0, 0])
     trial.layer(other)
     cold = seqs.step([0, 0, limit])
-    _run(trial, cold)
+    trial.run(cold)
     trial.same_layer(warm["y"], cold["y"][boundary:])
     if trial.setting.quick:
         return
     alone = _prefix_batch(trial, limit, boundary)
-    _run(trial, alone.step([boundary, 0, 0]))
+    trial.run(alone.step([boundary, 0, 0]))
     untouched = alone.step([rest, 0, 0])
-    _run(trial, untouched)
+    trial.run(untouched)
     trial.same_layer(other["y"], untouched["y"])
 
 
