@@ -11,7 +11,7 @@ from dsv4_kernels import reference
 from dsv4_kernels.cache import PagedCache
 from dsv4_kernels.codec import random_fill
 from dsv4_kernels.formats import FORMATS
-from dsv4_kernels.triton.sparse_attention import offset_unit, sparse_attention
+from dsv4_kernels.triton.sparse_attention import aligned_records, sparse_attention
 
 MAIN = FORMATS["main-fp8"]
 HOPPER_SHARED = 232_448
@@ -40,21 +40,22 @@ def test_the_hopper_kernel_keeps_its_accumulators_in_registers_and_its_tiles_in_
 
 
 @pytest.mark.parametrize(
-    ("stride", "unit"), [(37_440, 64), (1_473_408, 64), (37_376 + 16, 16), (37_376 + 8, 0), (37_376, 64)]
+    ("stride", "pages", "fits"),
+    [
+        (37_440, 4, True),
+        (1_473_408, 4, True),
+        (37_376 + 16, 4, True),
+        (37_376 + 8, 4, False),
+        (1_473_424, 90_000, True),
+    ],
 )
-def test_offsets_are_counted_in_the_largest_unit_that_divides_every_stride(stride, unit):
-    assert offset_unit(meta_queries(), meta_cache(37_440), meta_cache(stride)) == unit
-
-
-@pytest.mark.parametrize(
-    ("stride", "pages", "unit"), [(1_473_408, 90_000, 64), (1_473_424, 20_000, 16), (1_473_424, 30_000, 0)]
-)
-def test_caches_beyond_what_31_bits_count_take_the_plain_form(stride, pages, unit):
-    assert offset_unit(meta_queries(), meta_cache(37_440), meta_cache(stride, pages)) == unit
+def test_pages_at_multiples_of_16_bytes_take_the_hopper_form_however_many(stride, pages, fits):
+    assert aligned_records(meta_queries(), meta_cache(37_440), meta_cache(stride, pages)) == fits
 
 
 def test_only_main_fp8_entries_take_this_hopper_form():
-    assert offset_unit(meta_queries(), meta_cache(65_536, name="main-bf16"), meta_cache(65_536, name="main-bf16")) == 0
+    cache = meta_cache(65_536, name="main-bf16")
+    assert not aligned_records(meta_queries(), cache, cache)
 
 
 def hopper_step(heads: int, tokens: int = 5) -> dict[str, object]:

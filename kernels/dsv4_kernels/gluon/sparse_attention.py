@@ -580,12 +580,11 @@ def sparse_attention_kernel(
     compressed_pages, compressed_stride, compressed_indices, compressed_indices_stride, compressed_lens,
     sink, softmax_scale, out, lse, partial, partial_lse, num_heads, num_splits, num_items,
     HAS_WINDOW: gl.constexpr, HAS_COMPRESSED: gl.constexpr, HAS_SINK: gl.constexpr, SPLIT: gl.constexpr,
-    W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr, UNIT: gl.constexpr, PDL: gl.constexpr,
+    W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Attend items of work: 64 heads of one token over one split of its entries. Programs take every so many items.
 
-    Pages must start at multiples of 16 bytes. ``UNIT`` divides both page strides and, times 2^31, exceeds the extent of
-    either cache. ``partial`` is fp16.
+    Pages must start at multiples of 16 bytes. ``partial`` is fp16.
     """
     HALVES: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     WORDS: gl.constexpr = gl.NVMMASharedLayout(128, 32, 2)

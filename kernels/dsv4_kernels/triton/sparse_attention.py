@@ -275,7 +275,7 @@ def sparse_attention(
         from dsv4_kernels.gluon.sparse_attention import MAX_REGISTERS, PRODUCER_WARPS, sparse_attention_kernel
 
         sparse_attention_kernel[(programs,)](
-            *arguments, blocks * splits, **constants, UNIT=offset_unit(q, first.cache, second.cache),
+            *arguments, blocks * splits, **constants,
             num_warps=PRODUCER_WARPS, maxnreg=MAX_REGISTERS, **launch_options(programs),
         )  # fmt: skip
     else:
@@ -339,7 +339,7 @@ def _kernel(q: torch.Tensor, window: _Source | None, compressed: _Source | None,
         return "plain"
     if aligned_rows(q, first.cache, second.cache):
         return "rows"
-    if offset_unit(q, first.cache, second.cache):
+    if aligned_records(q, first.cache, second.cache):
         return "gluon"
     return "latent" if window is None and sink is None and aligned_latents(q, second.cache) else "plain"
 
@@ -358,20 +358,11 @@ def aligned_latents(q: torch.Tensor, cache: PagedCache) -> bool:
     return cache.format.name == "latent-fp8" and not any(place % 16 for place in places)
 
 
-def offset_unit(q: torch.Tensor, first: PagedCache, second: PagedCache) -> int:
-    """Bytes in which 31 bits count the offset of any record of either cache: 64, 16, or 0 where the Hopper form can't.
-
-    It needs main fp8 entries, rows that allow 16-byte loads, and page strides that are multiples of the result.
-    """
-    aligned = all(cache.pages.data_ptr() % 16 == 0 for cache in (first, second)) and q.data_ptr() % 16 == 0
-    if first.format.name != "main-fp8" or not aligned or q.stride(0) % 8 or q.stride(1) % 8:
-        return 0
-    strides = [cache.pages.stride(0) for cache in (first, second)]
-    extent = max(cache.num_pages * cache.pages.stride(0) for cache in (first, second))
-    for unit in (64, 16):
-        if all(stride % unit == 0 for stride in strides) and extent < unit << 31:
-            return unit
-    return 0
+def aligned_records(q: torch.Tensor, first: PagedCache, second: PagedCache) -> bool:
+    """Whether the Hopper form for main fp8 entries can read queries and both caches' records 16 bytes at a time."""
+    places = [2 * q.stride(0), 2 * q.stride(1), q.data_ptr()]
+    places += [place for cache in (first, second) for place in (cache.pages.data_ptr(), cache.pages.stride(0))]
+    return first.format.name == "main-fp8" and not any(place % 16 for place in places)
 
 
 @lru_cache
