@@ -20,7 +20,7 @@ from dsv4_kernels.triton.sparse_attention import sparse_attention as attend
 from dsv4_kernels.triton.splits import TILE, gathers
 
 from dsv4bench.model.shape import LayerKind
-from dsv4bench.providers.vllm.step import Split, once, split_step
+from dsv4bench.providers.step import Split, once, split_step
 from dsv4bench.scenario.workload import MOST_DRAFTED
 
 Result = tuple[torch.Tensor, torch.Tensor]

@@ -5,11 +5,11 @@ from dsv4_kernels.cache import PagedCache
 from dsv4_kernels.formats import HEAD_DIM
 from torch.nn.functional import pad
 
+from dsv4bench.providers.step import Split, once, split_step
 from dsv4bench.providers.vllm.library import Library
 from dsv4bench.providers.vllm.pages import by_head
 from dsv4bench.providers.vllm.prompts import Prompts, attend_prompts
 from dsv4bench.providers.vllm.query import padded_heads
-from dsv4bench.providers.vllm.step import Split, once, split_step
 
 INDEX_ALIGNMENT = 128
 """FlashMLA takes index lists of a multiple of this width."""

@@ -7,11 +7,11 @@ import torch
 from dsv4_kernels.cache import PagedCache
 from dsv4_kernels.formats import INDEX_DIM
 
+from dsv4bench.providers.step import Split, once, split_step, zeros
 from dsv4bench.providers.vllm.choice import without_cute
 from dsv4bench.providers.vllm.library import Library
 from dsv4bench.providers.vllm.pages import by_entry, by_head
 from dsv4bench.providers.vllm.release import KNOWN, NATIVE_DRAFTS
-from dsv4bench.providers.vllm.step import Split, once, split_step, zeros
 
 _QUERY_MODULE = "vllm.models.deepseek_v4.common.ops.fused_indexer_q"
 

@@ -3,9 +3,9 @@
 import torch
 from dsv4_kernels.cache import PagedCache
 
+from dsv4bench.providers.step import once
 from dsv4bench.providers.vllm.library import Library
 from dsv4bench.providers.vllm.pages import by_entry, require_dense
-from dsv4bench.providers.vllm.step import once
 
 LATENT = 512
 NOPE = 128

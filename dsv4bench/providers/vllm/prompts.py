@@ -6,10 +6,10 @@ import torch
 from dsv4_kernels.cache import PagedCache
 from dsv4_kernels.formats import HEAD_DIM
 
+from dsv4bench.providers.step import Split, once
 from dsv4bench.providers.vllm.choice import without_cute
 from dsv4bench.providers.vllm.library import Library
 from dsv4bench.providers.vllm.pages import by_entry
-from dsv4bench.providers.vllm.step import Split, once
 
 WINDOW = 128
 PROMPTS_PER_CHUNK = 4

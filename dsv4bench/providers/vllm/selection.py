@@ -2,9 +2,9 @@
 
 import torch
 
+from dsv4bench.providers.step import once, split_step, zeros
 from dsv4bench.providers.vllm.library import Library
 from dsv4bench.providers.vllm.release import BOUND_BY_TOKENS, COOPERATIVE_ROWS, KNOWN
-from dsv4bench.providers.vllm.step import once, split_step, zeros
 
 WORKSPACE_BYTES = 1 << 20
 """Scratch of the radix kernels; vLLM reserves as much."""

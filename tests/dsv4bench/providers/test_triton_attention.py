@@ -8,8 +8,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from dsv4bench.providers.step import Split
 from dsv4bench.providers.triton_attention import WORKSPACE_ROWS, pays, workspace_of
-from dsv4bench.providers.vllm.step import Split
 
 SCRIPT = Path(__file__).with_name("triton_attention_check.py")
 ROOT = SCRIPT.parents[3]

@@ -21,6 +21,7 @@ from dsv4bench.model.stage import STAGES
 from dsv4bench.providers.base import Need, further_parameters, implemented_stages
 from dsv4bench.providers.eager import EagerProvider
 from dsv4bench.providers.registry import list_providers, load_provider
+from dsv4bench.providers.step import Split, once, split_step
 from dsv4bench.providers.vllm import VllmProvider, needs
 from dsv4bench.providers.vllm.attention import latent_rows, with_padding
 from dsv4bench.providers.vllm.library import (
@@ -36,7 +37,6 @@ from dsv4bench.providers.vllm.projection import groups_outermost
 from dsv4bench.providers.vllm.prompts import chunks_of
 from dsv4bench.providers.vllm.release import FORMS, KNOWN, Form, forms_for, release_of
 from dsv4bench.providers.vllm.selection import decode_kernel
-from dsv4bench.providers.vllm.step import Split, once, split_step
 from dsv4bench.scenario.case import CachePrecision, WeightChoice
 from dsv4bench.scenario.workload import Workload
 from dsv4bench.stack.layer import prepare, run_stage

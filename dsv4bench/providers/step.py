@@ -1,4 +1,4 @@
-"""What vLLM works out once per step, outside its layers: kept here as long as the step's tensors live unchanged.
+"""What an engine works out once per step, outside its layers: kept here as long as the step's tensors live unchanged.
 
 A stage is called many times over the same metadata, and a CUDA graph keeps pointing at whatever was made for it. So
 results hang on the tensor they depend on: they are as old as it is, and die with it. A tensor that has been written to
