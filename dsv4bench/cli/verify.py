@@ -47,7 +47,7 @@ def verify(
     quick: Annotated[bool, typer.Option("--quick", help="Smaller inputs: under half a minute on a CPU.")] = False,
     allow: Annotated[
         list[str] | None,
-        typer.Option(metavar="DEVIATION", help="Let a documented deviation pass, such as scale-floor."),
+        typer.Option(metavar="DEVIATION", help="Let a documented deviation pass, such as scale-floor or bf16-keys."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of everything random.")] = 0,
     replay: Annotated[Path | None, typer.Option(help="Try a failure again that an earlier run saved.")] = None,

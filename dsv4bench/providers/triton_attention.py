@@ -110,7 +110,7 @@ def sparse_attention(
         max_candidates=max_candidates,
     )  # fmt: skip
     if window_cache is not None and window_cache.format.name == "main-fp8":
-        ratio = ratio or 0 if compressed_cache is not None else 0
+        ratio = 0 if compressed_cache is None or ratio is None else ratio
         further = (seq_lens, positions, token_to_request, window_block_table, block_table, topk_indices)
         prompts = _prompts(len(q), ratio, query_start, *further)
         if prompts and (ratio or compressed_cache is None):
