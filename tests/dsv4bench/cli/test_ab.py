@@ -94,8 +94,9 @@ class Repository:
         self.git("tag", name)
 
     def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        elsewhere = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(path)]
         environment = os.environ | {
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'}",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels"), *elsewhere]),
             "OMP_NUM_THREADS": "1",  # threads that wait for each other would measure the neighbours
         }
         return subprocess.run(
