@@ -251,6 +251,7 @@ def _selection() -> dict[str, Case]:
     for precision in ("fp8", "fp4", "bf16"):
         cases[f"indexer_logits T={SOME} {precision}"] = Case(lambda p=precision: _logits(SOME, p))
     cases["indexer_logits T=1 fp8"] = Case(lambda: _logits(FEW, "fp8"))
+    cases["indexer_logits T=4096 fp8"] = Case(lambda: _logits(4096, "fp8"))
     for width, k in ((2048, 512), (4096, 1024), (16384, 1024), (262144, 512), (1_048_576, 2048)):
         cases[f"topk {width} k={k}"] = Case(lambda w=width, n=k: _topk(w, n))
     return cases | {"latent stages": Case(_latent), "gather_dequant": Case(_gather)}

@@ -210,6 +210,8 @@ def indexer_logits_kernel(
         gdc_launch_dependents()
     requests = (token_to_request, lens, first_token, tokens)
     run = _run(requests, TOKENS, PER_THREAD)
+    # what warps exchanged for the sums lies where the compiler hands the run to the partitions
+    gl.thread_barrier()
     barriers = (full, empty, queried, answered)
     asked = (query_map, keys, scales)
     landed = (pages, page_scales, queries)

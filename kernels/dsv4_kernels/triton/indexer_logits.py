@@ -18,9 +18,6 @@ from dsv4_kernels.triton.launch import begin, launch_options
 _PIPELINE = {"long": (3, 3), "short": (4, 2)}
 """Programs per multiprocessor and pipeline stages, as shared memory allows. NVIDIA H200, 2026-11-29: many short tokens
 want more programs (64 x 2,048 entries: 6.9 us against 7.6), everything else deeper ones."""
-_GLUON_PAGES = 16384
-"""Up to how many pages of a launch the Gluon form is taken: the fewer, the more it gains. NVIDIA H200: 34 MB 8.4 us
-(2026-11-30) against 10.4; at 270 MB its form before this one took 78 against 76 (2026-11-29)."""
 _SHORT_STEPS = 2048
 _MANY_TOKENS = 32
 _MOST_TOKENS = 4096
@@ -197,7 +194,7 @@ def indexer_logits(
         token_to_request: int32 [T].
         candidate_lens: int32 [T], visible entries per token.
         max_candidates: width of the result.
-        form: ``gluon`` or ``plain``; None takes the Gluon form where it applies and pays.
+        form: ``gluon`` or ``plain``; None takes the Gluon form where it applies.
 
     Returns:
         fp32 [T, max_candidates]; columns from ``candidate_lens`` on are not written.
@@ -219,9 +216,8 @@ def indexer_logits(
     for first in range(0, tokens if max_candidates else 0, _MOST_TOKENS):
         count = min(tokens - first, _MOST_TOKENS)
         shared = (*requests, out, out.stride(0), first, count)
-        pages = triton.cdiv(max_candidates, indexer_cache.entries)
-        steps = count * triton.cdiv(pages, 2)
-        if applies and (form == "gluon" or count * pages <= _GLUON_PAGES):
+        steps = count * triton.cdiv(max_candidates, 2 * indexer_cache.entries)
+        if applies:
             _launch_gluon(index_q_values, index_weights, indexer_cache, shared, count, steps)
         else:
             _launch_plain(index_q_values, index_q_scales, index_weights, indexer_cache, shared, count, steps)
