@@ -60,11 +60,15 @@ class ModelSide:
                 self.sides[number].run(values[number])
 
     def calls(self, values: ModelValues) -> dict[str, Call]:
-        """What is timed, by name: all layers in order, then one layer of each kind."""
-        whole = [dict(one) for one in values]
-        calls: dict[str, Call] = {WHOLE: lambda: self.run(whole)}
+        """What is timed, by name: all layers in order, then one layer of each kind.
+
+        They share what they put their outputs in: a layer makes all of its own again, and a long chunk's logits may be
+        36 GiB.
+        """
+        own = [dict(one) for one in values]
+        calls: dict[str, Call] = {WHOLE: lambda: self.run(own)}
         for number, side in enumerate(self.sides):
-            calls.setdefault(side.case.kind.value, _alone(side.run, dict(values[number])))
+            calls.setdefault(side.case.kind.value, _alone(side.run, own[number]))
         return calls
 
     def parts(self, values: ModelValues) -> list[Part]:

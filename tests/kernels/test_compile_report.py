@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,35 @@ def test_every_kernel_compiles_without_undeclared_spills(arch):
         assert name in done.stdout
 
 
-@pytest.mark.parametrize(("spills", "status"), [(0, 0), (8, 1)])
-def test_a_spill_that_no_kernel_declared_fails_the_report(monkeypatch, capsys, spills, status):
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ({}, ""),
+        ({"spills": 8}, "spills: {} on sm_90: 8 B, 0 declared"),
+        ({"early": True}, "hands over early: {} on sm_90"),
+    ],
+)
+def test_a_spill_that_no_kernel_declared_and_an_early_handover_fail_the_report(monkeypatch, capsys, fault, message):
     name = next(name for name, case in CASES.items() if case.spills == 0)
-    row = Resources("kernel", 90, registers=32, stack=spills, spills=spills, shared=0, warps=4)
-    monkeypatch.setattr(compile_report, "report", lambda arch, cases: [(name, row)])
+    row = Resources("kernel", 90, registers=32, stack=0, spills=0, shared=0, warps=4, early=False)
+    monkeypatch.setattr(compile_report, "report", lambda arch, cases: [(name, replace(row, **fault))])
     monkeypatch.setattr(sys, "argv", ["compile_report.py", "--arch", "90"])
-    assert compile_report.main() == status
-    assert (f"{name} on sm_90: {spills} B, 0 declared" in capsys.readouterr().err) == bool(spills)
+    assert compile_report.main() == bool(fault)
+    assert message.format(name) in capsys.readouterr().err
+
+
+EXCHANGE = "st.shared.b32 [a], r1;\n bar.sync 0, 128;\n ld.shared.b32 r2, [a];\n"
+HANDOVER = "st.shared.b32 [a], r3;\n barrier.sync 1;\n ld.shared.b32 r3, [a];\n"
+
+
+@pytest.mark.parametrize(
+    ("ptx", "early"),
+    [
+        (EXCHANGE + HANDOVER, True),
+        (EXCHANGE + "bar.sync 0, 128;\n" + HANDOVER, False),
+        (HANDOVER, False),
+        (EXCHANGE, False),
+    ],
+)
+def test_a_handover_is_early_without_a_barrier_after_what_warps_exchanged(ptx, early):
+    assert compile_report.handed_over_early(ptx) is early

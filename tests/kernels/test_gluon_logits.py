@@ -1,7 +1,6 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -41,27 +40,6 @@ def test_the_hopper_kernel_fits_a_multiprocessor_as_often_as_it_is_launched_for(
         assert spills == 0
         assert registers * 32 * warps * PROGRAMS <= 65536
         assert (shared + RESERVED) * PROGRAMS <= HOPPER_SHARED
-
-
-@pytest.mark.slow
-def test_every_warp_has_read_what_it_exchanged_before_the_run_is_handed_over():
-    """The compiler puts both in the same shared memory and, left alone, no barrier between them.
-
-    Only launches of more than 512 tokens exchange anything.
-    """
-    code = (
-        "import compile_cases, compile_report\n"
-        "with compile_report.compiled_kernels(90) as kernels:\n"
-        "    compile_cases.CASES['indexer_logits T=4096 fp8'].launch()\n"
-        "print(kernels[0].asm['ptx'])"
-    )
-    path = Path(compile_report.__file__).parent
-    ptx = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=path).stdout
-    before_partitions = ptx[: re.search(r"barrier\.sync\s+1;", ptx).start()]
-    exchanging, handing_over = before_partitions.rsplit("bar.sync", 1)
-    assert "ld.shared" in exchanging
-    assert "st.shared" in handing_over
-    assert "ld.shared" not in handing_over
 
 
 def test_fp8_keys_in_aligned_pages_of_64_take_the_hopper_form():
