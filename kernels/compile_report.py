@@ -133,8 +133,8 @@ def resources(kernel: object, arch: int) -> Resources:
 def handed_over_early(ptx: str) -> bool:
     """Whether partitions may be handed their arguments in shared memory that a warp is still to read.
 
-    Triton 3.6 puts what a kernel passes to the partitions of ``warp_specialize`` where it exchanged values between warps
-    before, as for a sum or a scan, and orders the two by no barrier. A ``thread_barrier`` ahead of the partitions does.
+    Triton 3.6 puts what a kernel passes to the partitions of ``warp_specialize`` where it exchanged values between
+    warps before, as for a sum or a scan, and orders the two by no barrier; a ``thread_barrier`` in between does.
     """
     handover = re.search(r"\bbarrier\.sync\s+1\s*;", ptx)
     return bool(handover) and "ld.shared" in ptx[: handover.start()].rpartition("bar.sync")[2]
