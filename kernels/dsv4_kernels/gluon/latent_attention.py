@@ -22,10 +22,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dsv4_kernels.gluon.casts import DEQUANTISE, PACK_BF16
-from dsv4_kernels.gluon.running_softmax import O_WORDS, S_MMA, S_ROWS, adopt, shrink
+from dsv4_kernels.gluon.items import HEADS, TILE
+from dsv4_kernels.gluon.running_softmax import LN2, LOG2E, O_WORDS, S_MMA, S_ROWS, adopt, shrink
 
-HEADS = tl.constexpr(64)
-TILE = tl.constexpr(64)
 PRODUCER_WARPS = 8
 MAX_REGISTERS = 128
 """Registers per thread at launch, for four warpgroups."""
@@ -37,8 +36,6 @@ _HALF = tl.constexpr(256)
 _RECORD = tl.constexpr(656)
 _LARGEST_SCALE = tl.constexpr(146.0)
 _LARGEST_FP16 = tl.constexpr(65504.0)
-_LOG2E = tl.constexpr(1.4426950408889634)
-_LN2 = tl.constexpr(0.6931471805599453)
 
 _TWICE_FP16 = tl.constexpr("cvt.rn.f16x2.f32 $0, $1, $1;")
 """fp32 to a word that holds it twice as fp16."""
@@ -187,7 +184,7 @@ def _finish(acc, top, total, totals, done, place, outputs, OWNER: gl.constexpr, 
     heads = head + gl.arange(0, HEADS, layout=S_ROWS)
     mine = heads < num_heads
     seen_any = total > 0
-    natural = gl.where(seen_any, (top + gl.log2(gl.where(seen_any, total, 1.0))) * _LN2, float("-inf"))
+    natural = gl.where(seen_any, (top + gl.log2(gl.where(seen_any, total, 1.0))) * LN2, float("-inf"))
     norm = gl.where(seen_any, 1.0 / gl.where(seen_any, total, 1.0), 0.0)
     if SPLIT:
         row = (token.to(gl.int64) * num_splits + split) * num_heads
@@ -376,7 +373,7 @@ def latent_attention_kernel(
         mbarrier.init(empty.index(stage), count=2)
         mbarrier.init(ready.index(stage), count=1)
         mbarrier.init(done.index(stage), count=1)
-    scale = softmax_scale * _LOG2E
+    scale = softmax_scale * LOG2E
     zero = gl.program_id(1)
     # the consumers are workers, whose register count is exact; the default partition takes what is left
     gl.warp_specialize(

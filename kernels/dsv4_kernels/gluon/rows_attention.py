@@ -28,11 +28,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dsv4_kernels.gluon.casts import PACK_BF16
-from dsv4_kernels.gluon.running_softmax import S_MMA, S_ROWS, adopt, shrink
-from dsv4_kernels.gluon.sparse_attention import _assignment, _place, _share, _sink_logits, _slots, _weigh
+from dsv4_kernels.gluon.items import HEADS, TILE, assignment, place_of, share_of, slots_of
+from dsv4_kernels.gluon.running_softmax import LN2, LOG2E, S_MMA, S_ROWS, adopt, shrink, sink_logits, weigh
 
-HEADS = tl.constexpr(64)
-TILE = tl.constexpr(64)
 PRODUCER_WARPS = 4
 MAX_REGISTERS = 168
 """Registers per thread at launch, for three warpgroups."""
@@ -42,8 +40,6 @@ _PRODUCERS = tl.constexpr(128)
 _PART = tl.constexpr(128)
 _PARTS = tl.constexpr(4)
 _RECORD = tl.constexpr(1024)
-_LOG2E = tl.constexpr(1.4426950408889634)
-_LN2 = tl.constexpr(0.6931471805599453)
 
 _O_MMA = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
 _O_ROWS = gl.constexpr(gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16])))
@@ -101,7 +97,7 @@ def _begin_rows(rows, found, target, FIRST: gl.constexpr):
 def _rows(tile, slots, lists, caches, W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr):
     """Where the rows of a tile begin."""
     windowed = tile < lists[0]
-    page, entry = _place(slots, windowed, caches[1], caches[3], W_ENTRIES, C_ENTRIES)
+    page, entry = place_of(slots, windowed, caches[1], caches[3], W_ENTRIES, C_ENTRIES)
     base = gl.where(windowed, caches[0], caches[2])
     return (base + page + entry * _RECORD).to(gl.pointer_type(gl.bfloat16))
 
@@ -121,14 +117,14 @@ def _produce(work, window, compressed, q, queries, keys, biases, queried, scored
     used_1 = 0
     turn = 0
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
-        token, head, split = _assignment(item, num_heads, num_splits)
-        start, end, window_tiles, window_len, compressed_len = _share(
+        token, head, split = assignment(item, num_heads, num_splits)
+        start, end, window_tiles, window_len, compressed_len = share_of(
             token, split, num_splits, window, compressed, HAS_WINDOW, HAS_COMPRESSED
         )
         lists = (window_tiles, window[2] + token * window[3], window_len,
                  compressed[2] + token * compressed[3], compressed_len, end)  # fmt: skip
-        slots = _slots(start, row, lists)
-        next_slots = _slots(start + 1, row, lists)
+        slots = slots_of(start, row, lists)
+        next_slots = slots_of(start + 1, row, lists)
         heads = head + row
         query_rows = q[0] + token * q[1] + heads * q[2]
         mbarrier.wait(scored, turn ^ 1)
@@ -141,7 +137,7 @@ def _produce(work, window, compressed, q, queries, keys, biases, queried, scored
             rows = _rows(tile, slots, lists, caches, W_ENTRIES, C_ENTRIES)
             found = slots >= 0
             slots = next_slots
-            next_slots = _slots(tile + 2, row, lists)
+            next_slots = slots_of(tile + 2, row, lists)
             target = keys.index(stage)
             for part in gl.static_range(_PARTS):
                 mbarrier.wait(empty.index(_PARTS * stage + part), phase)
@@ -219,7 +215,7 @@ def _finish(accs, top, total, logit, turn, item, work, outputs, totals, done, OW
     """Join the consumers' totals, normalise this one's columns and store them."""
     out, lse, partial, partial_lse = outputs
     _, num_heads, num_splits = work
-    token, head, split = _assignment(item, num_heads, num_splits)
+    token, head, split = assignment(item, num_heads, num_splits)
     # two sets of totals: an item without tiles lets a consumer come here again before the other has read its total
     totals.index(2 * turn + OWNER).store(total)
     mbarrier.arrive(done.index(OWNER), count=1)
@@ -228,7 +224,7 @@ def _finish(accs, top, total, logit, turn, item, work, outputs, totals, done, OW
     heads = head + gl.arange(0, HEADS, layout=S_ROWS)
     mine = heads < num_heads
     seen_any = total > 0
-    natural = gl.where(seen_any, (top + gl.log2(gl.where(seen_any, total, 1.0))) * _LN2, float("-inf"))
+    natural = gl.where(seen_any, (top + gl.log2(gl.where(seen_any, total, 1.0))) * LN2, float("-inf"))
     norm = gl.where(seen_any, 1.0 / gl.where(seen_any, total, 1.0), 0.0)
     if SPLIT:
         row = (token * num_splits + split) * num_heads
@@ -240,7 +236,7 @@ def _finish(accs, top, total, logit, turn, item, work, outputs, totals, done, OW
         if OWNER == 0:
             gl.store(lse + row + heads, natural, mask=mine)
         if HAS_SINK:
-            norm = norm / (1.0 + gl.exp2((logit - gl.where(seen_any, natural, 0.0)) * _LOG2E))
+            norm = norm / (1.0 + gl.exp2((logit - gl.where(seen_any, natural, 0.0)) * LOG2E))
         target = out
     heads = head + gl.arange(0, HEADS, layout=gl.SliceLayout(1, _QUADS))
     start = target.to(gl.pointer_type(gl.int32)) + row * 256 + gl.expand_dims(heads * 256, 1)
@@ -287,10 +283,10 @@ def _consume_even(
     odd_phase = 0
     turn = 0
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
-        token, head, split = _assignment(item, num_heads, num_splits)
-        share = _share(token, split, num_splits, window, compressed, HAS_WINDOW, HAS_COMPRESSED)
+        token, head, split = assignment(item, num_heads, num_splits)
+        share = share_of(token, split, num_splits, window, compressed, HAS_WINDOW, HAS_COMPRESSED)
         tiles = share[1] - share[0]
-        logit = _sink_logits(sink, head, num_heads, HAS_SINK and not SPLIT)
+        logit = sink_logits(sink, head, num_heads, HAS_SINK and not SPLIT)
         accs = (gl.zeros([HEADS, _PART], gl.float32, _O_MMA), gl.zeros([HEADS, _PART], gl.float32, _O_MMA))
         top = gl.full([HEADS], float("-inf"), gl.float32, S_ROWS)
         total = gl.zeros([HEADS], gl.float32, S_ROWS)
@@ -303,7 +299,7 @@ def _consume_even(
             scores = warpgroup_mma_wait(0, deps=[_score(query, even, full, 0, even_phase)])
             if 2 * pair + 2 == tiles:
                 mbarrier.arrive(scored, count=1)
-            p, top, keep = _weigh(scores, biases.index(0), scale, top)
+            p, top, keep = weigh(scores, biases.index(0), scale, top)
             _publish(p, top, weights.index(0), tops.index(0), ready.index(0))
             accs = _multiply(weights.index(0), even, accs, keep, 0)
             total = total * keep + gl.sum(p, axis=1)
@@ -320,7 +316,7 @@ def _consume_even(
             query, even, odd = _buffers(queries, keys, pairs & zero)
             scores = warpgroup_mma_wait(0, deps=[_score(query, even, full, 0, even_phase)])
             mbarrier.arrive(scored, count=1)
-            p, top, keep = _weigh(scores, biases.index(0), scale, top)
+            p, top, keep = weigh(scores, biases.index(0), scale, top)
             _publish(p, top, weights.index(0), tops.index(0), ready.index(0))
             accs = _multiply(weights.index(0), even, accs, keep, 0)
             total = total * keep + gl.sum(p, axis=1)
@@ -346,10 +342,10 @@ def _consume_odd(
     odd_phase = 0
     turn = 0
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
-        token, head, split = _assignment(item, num_heads, num_splits)
-        share = _share(token, split, num_splits, window, compressed, HAS_WINDOW, HAS_COMPRESSED)
+        token, head, split = assignment(item, num_heads, num_splits)
+        share = share_of(token, split, num_splits, window, compressed, HAS_WINDOW, HAS_COMPRESSED)
         tiles = share[1] - share[0]
-        logit = _sink_logits(sink, head, num_heads, HAS_SINK and not SPLIT)
+        logit = sink_logits(sink, head, num_heads, HAS_SINK and not SPLIT)
         accs = (gl.zeros([HEADS, _PART], gl.float32, _O_MMA), gl.zeros([HEADS, _PART], gl.float32, _O_MMA))
         top = gl.full([HEADS], float("-inf"), gl.float32, S_ROWS)
         total = gl.zeros([HEADS], gl.float32, S_ROWS)
@@ -368,7 +364,7 @@ def _consume_odd(
             scores = warpgroup_mma_wait(2, deps=[scores])
             if pair == pairs - 1:
                 mbarrier.arrive(scored, count=1)
-            p, top, keep = _weigh(scores, biases.index(1), scale, top)
+            p, top, keep = weigh(scores, biases.index(1), scale, top)
             _publish(p, top, weights.index(1), tops.index(1), ready.index(1))
             accs = _release(accs, empty, 2)
             accs = _multiply(weights.index(1), odd, accs, keep, 2 * _PART)
@@ -428,7 +424,7 @@ def rows_attention_kernel(
             )
         mbarrier.init(ready.index(stage), count=1)
         mbarrier.init(done.index(stage), count=1)
-    scale = softmax_scale * _LOG2E
+    scale = softmax_scale * LOG2E
     zero = gl.program_id(1)
     work = (num_items, num_heads, num_splits)
     window = (window_pages, window_stride, window_indices, window_indices_stride, window_lens)

@@ -25,10 +25,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from dsv4_kernels.gluon.casts import DEQUANTISE, PACK_BF16, PACK_FP16
-from dsv4_kernels.gluon.running_softmax import O_WORDS, S_MMA, S_ROWS, adopt, shrink
+from dsv4_kernels.gluon.items import HEADS, TILE, assignment, column_of, place_of, share_of, slots_of
+from dsv4_kernels.gluon.running_softmax import LN2, LOG2E, O_WORDS, S_MMA, S_ROWS, adopt, shrink, sink_logits, weigh
 
-HEADS = tl.constexpr(64)
-TILE = tl.constexpr(64)
 PRODUCER_WARPS = 4
 MAX_REGISTERS = 168
 """Registers per thread at launch, for three warpgroups."""
@@ -38,8 +37,6 @@ _BIASES = tl.constexpr(4)
 """Tiles whose biases are kept: two being consumed, two ahead."""
 _RECORD = tl.constexpr(576)
 _LARGEST_SCALE = tl.constexpr(127 + 7)
-_LOG2E = tl.constexpr(1.4426950408889634)
-_LN2 = tl.constexpr(0.6931471805599453)
 
 
 _O_MMA = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16]))
@@ -79,64 +76,17 @@ cvt.rn.f16x2.f32 $0, odd, even;
 
 
 @gluon.jit
-def _assignment(item, num_heads, num_splits):
-    """Token, first head and split of an item of work."""
-    head_blocks = (num_heads + HEADS - 1) // HEADS
-    block = item // num_splits
-    return (block // head_blocks).to(gl.int64), block % head_blocks * HEADS, item % num_splits
-
-
-@gluon.jit
-def _share(token, split, num_splits, window, compressed, HAS_WINDOW: gl.constexpr, HAS_COMPRESSED: gl.constexpr):
-    """First tile of a split, the one after its last, tiles of the window, and the lengths of both lists."""
-    window_len = 0
-    compressed_len = 0
-    if HAS_WINDOW:
-        window_len = gl.load(window[4] + token)
-    if HAS_COMPRESSED:
-        compressed_len = gl.load(compressed[4] + token)
-    window_tiles = (window_len + TILE - 1) // TILE
-    tiles = window_tiles + (compressed_len + TILE - 1) // TILE
-    return split * tiles // num_splits, (split + 1) * tiles // num_splits, window_tiles, window_len, compressed_len
-
-
-@gluon.jit
-def _column(tile, rows, window_tiles, window_indices, window_len, compressed_indices, compressed_len, end):
-    """Where the slot numbers of a tile's entries stand (``rows`` = 0..63 in the wanted layout), and whether they do."""
-    windowed = tile < window_tiles
-    column = gl.where(windowed, tile, tile - window_tiles) * TILE + rows
-    inside = column < gl.where(tile < end, gl.where(windowed, window_len, compressed_len), 0)
-    return gl.where(windowed, window_indices, compressed_indices) + column, inside
-
-
-@gluon.jit
-def _slots(tile, rows, lists):
-    """Slot numbers of a tile's entries, -1 where there is none."""
-    pointers, inside = _column(tile, rows, *lists)
-    return gl.load(pointers, mask=inside, other=-1)
-
-
-@gluon.jit
 def _begin_slots(tile, rows, lists, ring):
     """Begin to copy a tile's slot numbers to shared memory."""
-    pointers, inside = _column(tile, rows, *lists)
+    pointers, inside = column_of(tile, rows, *lists)
     async_copy.async_copy_global_to_shared(ring, pointers, mask=inside)
 
 
 @gluon.jit
 def _copied_slots(tile, rows, lists, ring, LAYOUT: gl.constexpr):
     """What ``_begin_slots`` copied, -1 where it copied nothing."""
-    _, inside = _column(tile, rows, *lists)
+    _, inside = column_of(tile, rows, *lists)
     return gl.where(inside, ring.load(LAYOUT), -1)
-
-
-@gluon.jit
-def _place(slots, windowed, window_stride, compressed_stride, W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr):
-    """Byte offset of each slot's page and its entry number within the page."""
-    safe = gl.maximum(slots, 0)
-    page = gl.where(windowed, safe // W_ENTRIES, safe // C_ENTRIES).to(gl.int64)
-    entry = gl.where(windowed, safe % W_ENTRIES, safe % C_ENTRIES)
-    return page * gl.where(windowed, window_stride, compressed_stride), entry
 
 
 _BLOCK = gl.constexpr(
@@ -169,7 +119,7 @@ _TWICE = tl.constexpr("cvt.rn.f16x2.f32 $0, $1, $1;")
 def _locate(tile, slots, lists, caches, bias, W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr):
     """Addresses of a tile's records [64]; leaves beside the tile what absent entries add to scores: -inf."""
     windowed = tile < lists[0]
-    page, entry = _place(slots, windowed, caches[1], caches[3], W_ENTRIES, C_ENTRIES)
+    page, entry = place_of(slots, windowed, caches[1], caches[3], W_ENTRIES, C_ENTRIES)
     bias.store(gl.where(slots >= 0, 0.0, float("-inf")))
     return (gl.where(windowed, caches[0], caches[2]) + page + entry * _RECORD).to(gl.pointer_type(gl.int32))
 
@@ -178,7 +128,7 @@ def _locate(tile, slots, lists, caches, bias, W_ENTRIES: gl.constexpr, C_ENTRIES
 def _scale_words(tile, slots, lists, caches, FACTORS: gl.constexpr, W_ENTRIES: gl.constexpr, C_ENTRIES: gl.constexpr):
     """Where the scale bytes of a tile lie, as words [64, 2], and whether they do."""
     windowed = tile < lists[0]
-    page, entry = _place(slots, windowed, caches[1], caches[3], W_ENTRIES, C_ENTRIES)
+    page, entry = place_of(slots, windowed, caches[1], caches[3], W_ENTRIES, C_ENTRIES)
     scales = (
         gl.where(windowed, caches[0], caches[2]) + page + gl.where(windowed, W_ENTRIES, C_ENTRIES) * _RECORD + entry * 8
     )
@@ -259,17 +209,17 @@ def _produce(work, window, compressed, words, biases, slot_ring, scale_ring, ful
     used_0 = 0
     used_1 = 0
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
-        token, _, split = _assignment(item, num_heads, num_splits)
-        start, end, window_tiles, window_len, compressed_len = _share(
+        token, _, split = assignment(item, num_heads, num_splits)
+        start, end, window_tiles, window_len, compressed_len = share_of(
             token, split, num_splits, window, compressed, HAS_WINDOW, HAS_COMPRESSED
         )
         lists = (window_tiles, window[2] + token * window[3], window_len,
                  compressed[2] + token * compressed[3], compressed_len, end)  # fmt: skip
         # tile start: rows are on their way before anything else is asked for
-        slots = _slots(start, my_row, lists)
-        scale_slots = _slots(start, scale_row, lists)
-        next_slots = _slots(start + 1, my_row, lists)
-        next_scale_slots = _slots(start + 1, scale_row, lists)
+        slots = slots_of(start, my_row, lists)
+        scale_slots = slots_of(start, scale_row, lists)
+        next_slots = slots_of(start + 1, my_row, lists)
+        next_scale_slots = slots_of(start + 1, scale_row, lists)
         count = used_0 + used_1
         record = _locate(start, slots, lists, caches, biases.index(count % _BIASES), W_ENTRIES, C_ENTRIES)
         first = _fetch_pair(record, slots, 0)
@@ -326,19 +276,10 @@ def _produce(work, window, compressed, words, biases, slot_ring, scale_ring, ful
 
 
 @gluon.jit
-def _weigh(scores, bias, scale, top):
-    """Softmax weights of a tile relative to the new running maximum, that maximum, and what the old one shrinks to."""
-    scores = scores * scale + gl.expand_dims(bias.load(gl.SliceLayout(0, S_MMA)), 0)
-    new_top = gl.maximum(top, gl.max(scores, axis=1))
-    shift = gl.where(new_top == float("-inf"), 0.0, new_top)
-    return gl.exp2(scores - gl.expand_dims(shift, 1)), new_top, gl.exp2(top - shift)
-
-
-@gluon.jit
 def _load_queries(item, work, q, OWNER: gl.constexpr):
     """This consumer's half of an item's query columns, as words [64, 128] of two bf16; zeros beyond the last item."""
     num_items, num_heads, num_splits = work
-    token, head, _ = _assignment(item, num_heads, num_splits)
+    token, head, _ = assignment(item, num_heads, num_splits)
     row = head + gl.arange(0, HEADS, layout=gl.SliceLayout(1, _LINES))
     column = OWNER * (_HALF // 2) + gl.arange(0, _HALF // 2, layout=gl.SliceLayout(0, _LINES))
     start = (q[0] + token * q[1]).to(gl.pointer_type(gl.int32))
@@ -387,7 +328,7 @@ def _finish(acc, top, total, logit, turn, item, work, q, outputs, query_words, t
     """Join the consumers' totals, normalise this one's columns and store them; return the next item's queries."""
     out, lse, partial, partial_lse = outputs
     _, num_heads, num_splits = work
-    token, head, split = _assignment(item, num_heads, num_splits)
+    token, head, split = assignment(item, num_heads, num_splits)
     totals.index(OWNER).store(total)
     mbarrier.arrive(done.index(OWNER), count=1)
     mbarrier.wait(done.index(1 - OWNER), turn)
@@ -395,7 +336,7 @@ def _finish(acc, top, total, logit, turn, item, work, q, outputs, query_words, t
     heads = head + gl.arange(0, HEADS, layout=S_ROWS)
     mine = heads < num_heads
     seen_any = total > 0
-    natural = gl.where(seen_any, (top + gl.log2(gl.where(seen_any, total, 1.0))) * _LN2, float("-inf"))
+    natural = gl.where(seen_any, (top + gl.log2(gl.where(seen_any, total, 1.0))) * LN2, float("-inf"))
     norm = gl.where(seen_any, 1.0 / gl.where(seen_any, total, 1.0), 0.0)
     if SPLIT:
         row = (token * num_splits + split) * num_heads
@@ -408,7 +349,7 @@ def _finish(acc, top, total, logit, turn, item, work, q, outputs, query_words, t
         if OWNER == 0:
             gl.store(lse + row + heads, natural, mask=mine)
         if HAS_SINK:
-            norm = norm / (1.0 + gl.exp2((logit - gl.where(seen_any, natural, 0.0)) * _LOG2E))
+            norm = norm / (1.0 + gl.exp2((logit - gl.where(seen_any, natural, 0.0)) * LOG2E))
         words = _pack(shrink(acc, norm, _O_ROWS), PACK_BF16)
         target = out
     # through the queries' memory, which nobody reads any more, so that whole lines leave the program
@@ -420,16 +361,6 @@ def _finish(acc, top, total, logit, turn, item, work, q, outputs, query_words, t
     pointers = target.to(gl.pointer_type(gl.int32)) + row * 256 + gl.expand_dims(heads * 256, 1)
     gl.store(pointers + gl.expand_dims(columns, 0), lines.load(_LINES), mask=gl.expand_dims(heads < num_heads, 1))
     return queries
-
-
-@gluon.jit
-def _sink_logits(sink, head, num_heads, HAS_SINK: gl.constexpr):
-    """The heads' sinks, asked for long before they are needed."""
-    heads = head + gl.arange(0, HEADS, layout=S_ROWS)
-    logit = gl.full([HEADS], 0.0, gl.float32, S_ROWS)
-    if HAS_SINK:
-        logit = gl.load(sink + heads, mask=heads < num_heads, other=0.0)
-    return logit
 
 
 @gluon.jit
@@ -449,10 +380,10 @@ def _consume_even(
     turn = 0
     halves = _load_queries(gl.program_id(0), work, q, 0)
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
-        token, head, split = _assignment(item, num_heads, num_splits)
-        share = _share(token, split, num_splits, window, compressed, HAS_WINDOW, HAS_COMPRESSED)
+        token, head, split = assignment(item, num_heads, num_splits)
+        share = share_of(token, split, num_splits, window, compressed, HAS_WINDOW, HAS_COMPRESSED)
         tiles = share[1] - share[0]
-        logit = _sink_logits(sink, head, num_heads, HAS_SINK and not SPLIT)
+        logit = sink_logits(sink, head, num_heads, HAS_SINK and not SPLIT)
         _store_queries(halves, query_words, queried, turn, 0)
         acc = gl.zeros([HEADS, _HALF], gl.float32, _O_MMA)
         top = gl.full([HEADS], float("-inf"), gl.float32, S_ROWS)
@@ -464,7 +395,7 @@ def _consume_even(
             query, even, odd = _buffers(queries, keys, pair & zero)
             mbarrier.wait(full.index(0), even_phase)
             scores = warpgroup_mma_wait(0, deps=[_score(query, even)])
-            p, top, keep = _weigh(scores, biases.index((used_0 + used_1 + 2 * pair) % _BIASES), scale, top)
+            p, top, keep = weigh(scores, biases.index((used_0 + used_1 + 2 * pair) % _BIASES), scale, top)
             weights.index(0).store(p.to(gl.float16))
             tops.index(0).store(top)
             fence_async_shared()
@@ -486,7 +417,7 @@ def _consume_even(
             query, even, odd = _buffers(queries, keys, pairs & zero)
             mbarrier.wait(full.index(0), (used_0 + pairs) & 1)
             scores = warpgroup_mma_wait(0, deps=[_score(query, even)])
-            p, top, keep = _weigh(scores, biases.index((used_0 + used_1 + 2 * pairs) % _BIASES), scale, top)
+            p, top, keep = weigh(scores, biases.index((used_0 + used_1 + 2 * pairs) % _BIASES), scale, top)
             weights.index(0).store(p.to(gl.float16))
             tops.index(0).store(top)
             fence_async_shared()
@@ -521,10 +452,10 @@ def _consume_odd(
     turn = 0
     halves = _load_queries(gl.program_id(0), work, q, 1)
     for item in range(gl.program_id(0), num_items, gl.num_programs(0)):
-        token, head, split = _assignment(item, num_heads, num_splits)
-        share = _share(token, split, num_splits, window, compressed, HAS_WINDOW, HAS_COMPRESSED)
+        token, head, split = assignment(item, num_heads, num_splits)
+        share = share_of(token, split, num_splits, window, compressed, HAS_WINDOW, HAS_COMPRESSED)
         tiles = share[1] - share[0]
-        logit = _sink_logits(sink, head, num_heads, HAS_SINK and not SPLIT)
+        logit = sink_logits(sink, head, num_heads, HAS_SINK and not SPLIT)
         _store_queries(halves, query_words, queried, turn, 1)
         acc = gl.zeros([HEADS, _HALF], gl.float32, _O_MMA)
         top = gl.full([HEADS], float("-inf"), gl.float32, S_ROWS)
@@ -543,7 +474,7 @@ def _consume_odd(
             mbarrier.wait(full.index(0), even_phase)
             acc = warpgroup_mma(weights.index(0), even.slice(_HALF, _HALF, dim=1), acc, is_async=True)
             scores = warpgroup_mma_wait(1, deps=[scores])
-            p, top, keep = _weigh(scores, biases.index((used_0 + used_1 + 2 * pair + 1) % _BIASES), scale, top)
+            p, top, keep = weigh(scores, biases.index((used_0 + used_1 + 2 * pair + 1) % _BIASES), scale, top)
             weights.index(1).store(p.to(gl.float16))
             tops.index(1).store(top)
             fence_async_shared()
@@ -612,7 +543,7 @@ def sparse_attention_kernel(
         mbarrier.init(empty.index(stage), count=2)
         mbarrier.init(ready.index(stage), count=1)
         mbarrier.init(done.index(stage), count=1)
-    scale = softmax_scale * _LOG2E
+    scale = softmax_scale * LOG2E
     zero = gl.program_id(1)
     work = (num_items, num_heads, num_splits)
     window = (window_pages, window_stride, window_indices, window_indices_stride, window_lens)
