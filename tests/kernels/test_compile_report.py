@@ -35,7 +35,9 @@ def test_a_spill_that_no_kernel_declared_and_an_early_handover_fail_the_report(m
     monkeypatch.setattr(compile_report, "report", lambda arch, cases: [(name, replace(row, **fault))])
     monkeypatch.setattr(sys, "argv", ["compile_report.py", "--arch", "90"])
     assert compile_report.main() == bool(fault)
-    assert message.format(name) in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert message.format(name) in said
+    assert bool(said) == bool(fault)
 
 
 EXCHANGE = "st.shared.b32 [a], r1;\n bar.sync 0, 128;\n ld.shared.b32 r2, [a];\n"
