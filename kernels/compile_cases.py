@@ -198,14 +198,14 @@ def _attention(name: str, heads: int, splits: int) -> None:
     )  # fmt: skip
 
 
-def _logits(tokens: int, precision: str, requests: int) -> None:
+def _logits(tokens: int, precision: str, requests: int, entries: int = 4096) -> None:
     dtype = {"fp8": torch.float8_e4m3fn, "fp4": torch.uint8, "bf16": torch.bfloat16}[precision]
     indexer_logits(
         index_q_values=_meta(tokens, 64, 64 if precision == "fp4" else 128, dtype=dtype),
         index_q_scales=_meta(tokens, 64, 4, dtype=torch.uint8) if precision == "fp4" else None,
         index_weights=_meta(tokens, 64, dtype=torch.float32), indexer_cache=_cache(f"indexer-{precision}", 64),
         block_table=_meta(requests, 64, dtype=torch.int32), token_to_request=_meta(tokens, dtype=torch.int32),
-        candidate_lens=_meta(tokens, dtype=torch.int32), max_candidates=4096,
+        candidate_lens=_meta(tokens, dtype=torch.int32), max_candidates=entries,
     )  # fmt: skip
 
 
@@ -252,8 +252,8 @@ def _selection() -> dict[str, Case]:
         cases[f"indexer_logits T={SOME} {precision}"] = Case(lambda p=precision: _logits(SOME, p, SOME))
     cases["indexer_logits T=1 fp8"] = Case(lambda: _logits(FEW, "fp8", FEW))
     cases["indexer_logits T=4096 fp8"] = Case(lambda: _logits(4096, "fp8", 4096))
-    for tokens in (SOME, 4096):
-        cases[f"indexer_logits T={tokens} fp8, one request"] = Case(lambda t=tokens: _logits(t, "fp8", 1))
+    for tokens in (2, SOME, 4096):
+        cases[f"indexer_logits T={tokens} fp8, one request"] = Case(lambda t=tokens: _logits(t, "fp8", 1, 262144))
     for width, k in ((2048, 512), (4096, 1024), (16384, 1024), (262144, 512), (1_048_576, 2048)):
         cases[f"topk {width} k={k}"] = Case(lambda w=width, n=k: _topk(w, n))
     return cases | {"latent stages": Case(_latent), "gather_dequant": Case(_gather)}

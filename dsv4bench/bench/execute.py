@@ -18,11 +18,12 @@ def group_cases(cases: Sequence[Case]) -> list[list[Case]]:
     """Cases by what their weights and caches depend on, in order of first appearance: a group shares them."""
     groups: dict[tuple[object, ...], list[Case]] = {}
     for case in cases:
-        groups.setdefault(_shared(case), []).append(case)
+        groups.setdefault(shared_tensors(case), []).append(case)
     return list(groups.values())
 
 
-def _shared(case: Case) -> tuple[object, ...]:
+def shared_tensors(case: Case) -> tuple[object, ...]:
+    """What cases have in common whose weights and caches can be the same tensors."""
     return shape_digest(case.shape), case.kind, case.layers, case.copies, case.cache, case.weights, case.tp
 
 

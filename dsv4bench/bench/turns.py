@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dsv4bench.bench.checkout import Checkout
-from dsv4bench.bench.execute import Event
+from dsv4bench.bench.execute import Event, shared_tensors
 from dsv4bench.bench.messages import Done, Found, Go, Measure, Measured, Probe, Ready, Working
 from dsv4bench.bench.rounds import order_of
 from dsv4bench.bench.settings import Settings
 from dsv4bench.bench.worker import Worker, await_found
 from dsv4bench.errors import UserError
 from dsv4bench.results.row import Status
-from dsv4bench.scenario.case import Case, shape_digest
+from dsv4bench.scenario.case import Case
 
 MakeWorker = Callable[[Path, Checkout | None], Worker]
 """Starts a worker that logs to a file and takes its kernels from a revision."""
@@ -161,5 +161,5 @@ def group_pairs(pairs: Sequence[Pair]) -> list[list[Pair]]:
     """Pairs whose first sides share weights and caches, in order of first appearance."""
     groups: dict[tuple[object, ...], list[Pair]] = {}
     for pair in pairs:
-        groups.setdefault((shape_digest(pair[0].shape), pair[0].kind, pair[0].cache), []).append(pair)
+        groups.setdefault(shared_tensors(pair[0]), []).append(pair)
     return list(groups.values())

@@ -5,7 +5,7 @@ results hang on the tensor they depend on: they are as old as it is, and die wit
 since (torch counts that) gets new ones, while the old ones stay for graphs that were captured over them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -19,6 +19,7 @@ from dsv4bench.scenario.workload import MOST_DRAFTED
 T = TypeVar("T")
 
 _KEPT: Any = WeakIdKeyDictionary()
+_FOLLOWING: Any = WeakIdKeyDictionary()
 
 
 def once(what: str, tensors: tuple[torch.Tensor, ...], compute: Callable[[], T], *about: object) -> T:
@@ -37,6 +38,38 @@ def once(what: str, tensors: tuple[torch.Tensor, ...], compute: Callable[[], T],
         others = tuple(tensor for tensor in tensors if tensor is not owner)
         kept[key] = (compute(), others)  # others are held so that nothing takes their identity
     return kept[key][0]
+
+
+def following(
+    what: str, tensors: tuple[torch.Tensor, ...], compute: Callable[[], torch.Tensor], *about: object
+) -> torch.Tensor:
+    """As ``once``, for what an engine puts into a buffer anew at every step: ``renew`` brings it up to date in place.
+
+    Args:
+        what: names the result.
+        tensors: what it depends on, the shortest-lived first.
+        compute: makes it. It is kept as long as the first tensor, so it must not hold that one itself.
+        about: hashable values that it depends on too.
+    """
+
+    def make() -> torch.Tensor:
+        made = compute()
+        _FOLLOWING.setdefault(tensors[0], []).append((made, compute))
+        return made
+
+    return once(what, tensors, make, *about)
+
+
+def renew(tensors: Iterable[object]) -> None:
+    """Compute again, in place, what follows tensors into which a CUDA graph's next inputs were put.
+
+    Args:
+        tensors: the graph's buffers; what isn't a tensor is passed over.
+    """
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor):
+            for made, compute in _FOLLOWING.get(tensor, ()):
+                made.copy_(compute())
 
 
 @cache

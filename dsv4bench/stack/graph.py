@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from dsv4_kernels.cache import PagedCache
 
+from dsv4bench.providers.step import renew
 from dsv4bench.stack.inputs import Values
 from dsv4bench.stack.side_streams import side_stream
 
@@ -65,6 +66,7 @@ class CapturedLayer:
             ValueError: inputs of other lengths than those captured.
         """
         refill(self.inputs, fresh)
+        renew(self.inputs.values())
         self.graph.replay()
         return self.values
 

@@ -236,6 +236,29 @@ for kind in ("normal", "equal", "cluster", "infinite", "outliers"):
     check(topk_shares_a_row, kind=kind)
 
 
+def a_run_of_the_best_leaves_few_to_select_from(begins: int) -> None:
+    """A run as long as a program's columns is sampled too, wherever it begins: the whole row need not be searched."""
+    k, width = 512, 9000
+    logits = randn(1, width)
+    logits[:, begins : begins + 2560] += 9
+    saved = topk_module._ONE_PROGRAM, topk_module.select_streaming
+
+    def searched(*_: object) -> None:
+        raise AssertionError("the whole row is searched")
+
+    topk_module._ONE_PROGRAM, topk_module.select_streaming = 4096, searched
+    try:
+        lens = integers([width])
+        assert_topk(topk(logits=logits, candidate_lens=lens, k=k), logits, lens, k)
+    finally:
+        topk_module._ONE_PROGRAM, topk_module.select_streaming = saved
+
+
+if INTERPRETED:
+    for begins in (0, 2560, 5120):
+        check(a_run_of_the_best_leaves_few_to_select_from, begins=begins)
+
+
 def topk_ranks_nan_with_the_lowest(width: int, k: int) -> None:
     logits = randn(3, width)
     logits[:, ::3] = float("nan")
@@ -247,6 +270,19 @@ def topk_ranks_nan_with_the_lowest(width: int, k: int) -> None:
     assert_topk(topk(logits=logits, candidate_lens=lens, k=k), numbers, lens, k)
 
 
+def the_whole_row_search_ranks_nan_with_the_lowest() -> None:
+    saved = topk_module._ONE_PROGRAM
+    topk_module._ONE_PROGRAM = 4096
+    try:
+        logits = torch.where(torch.rand(1, 9000, device=DEVICE) < 0.9, float("nan"), randn(1, 9000))
+        lens = integers([9000])
+        numbers = torch.where(logits.isnan(), float("-inf"), logits)
+        assert_topk(topk(logits=logits, candidate_lens=lens, k=1024), numbers, lens, 1024)
+    finally:
+        topk_module._ONE_PROGRAM = saved
+
+
+check(the_whole_row_search_ranks_nan_with_the_lowest)
 check(topk_ranks_nan_with_the_lowest, width=700, k=64)
 if not INTERPRETED:
     check(topk_ranks_nan_with_the_lowest, width=16384, k=1024)

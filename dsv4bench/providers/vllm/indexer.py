@@ -7,7 +7,7 @@ import torch
 from dsv4_kernels.cache import PagedCache
 from dsv4_kernels.formats import INDEX_DIM
 
-from dsv4bench.providers.step import Split, once, split_step, zeros
+from dsv4bench.providers.step import Split, following, once, split_step, zeros
 from dsv4bench.providers.vllm.choice import without_cute
 from dsv4bench.providers.vllm.library import Library
 from dsv4bench.providers.vllm.pages import by_entry, by_head
@@ -142,8 +142,8 @@ def _plan(
     drafts = split.drafts if split else int(_a_token_each(token_to_request, requests))
     if drafts not in NATIVE_DRAFTS[library.release or KNOWN[-1]] or drafts * requests != tokens:
         drafts = 1
-        requests_of = token_to_request[:tokens].long()
-        table = once("table", (token_to_request, block_table), lambda: block_table[requests_of], tokens)
+        requests_of = once("requests", (token_to_request,), lambda: token_to_request[:tokens].long(), tokens)
+        table = following("table", (token_to_request, block_table), lambda: block_table[requests_of], tokens)
     else:
         table = block_table[:requests]
 

@@ -266,8 +266,8 @@ def _launch_gluon(
     from dsv4_kernels.gluon.indexer_logits import PROGRAMS, REGISTERS, SHAPES, indexer_logits_kernel
 
     queries, keys, scales = _tensor_maps(q, cache, group)
-    tokens = triton.next_power_of_2(count)
-    # up to 512 tokens every warp holds all of their lengths
+    # with fewer than 32, groups of two spill in their loop; up to 512 every warp holds the lengths of all tokens
+    tokens = max(triton.next_power_of_2(count), 32 if group > 1 else 1)
     per_thread = tokens // 32 if tokens <= 512 else tokens // 128
     indexer_logits_kernel[(_programs(PROGRAMS, triton.cdiv(count, group), steps, q.device),)](
         queries, weights, keys, scales, *shared, TOKENS=tokens, PER_THREAD=max(per_thread, 1), HEADS=q.shape[1],

@@ -14,6 +14,8 @@ def _values(row, index, length):
     """Logits bounded so that sums are finite, NaN the lowest; below every valid one from ``length`` on."""
     valid = index < length
     x = tl.load(row + index, mask=valid, other=0.0)
+    # the interpreter's maxima hand NaN on
+    x = tl.where(x == x, x, -LARGEST)
     return tl.where(valid, tl.minimum(tl.maximum(x, -LARGEST), LARGEST), float("-inf"))
 
 

@@ -92,16 +92,18 @@ def _maxima_kernel(
     logits, logits_stride, lens, maxima, counts, parts,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, APART: tl.constexpr, SHARED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Maxima of one program's groups, each of ROWS candidates APART x COLUMNS apart within the program's share.
+    """Maxima of one program's groups, each of ROWS candidates: every APART-th of its column.
 
-    Also clears the count that the program publishes in the next launch.
+    Neighbouring segments begin at different ones, so that a run of the best candidates is never passed over whole. Also
+    clears the count that the program publishes in the next launch.
     """
     begin(PDL)
     part = tl.program_id(0) % parts
     token = (tl.program_id(0) // parts).to(tl.int64)
     length = tl.load(lens + token)
     first, step = _shared_index(part, parts, ROWS, COLUMNS)
-    index = first[:, None] + APART * step * tl.arange(0, ROWS)[None, :]
+    begins = (tl.arange(0, COLUMNS) // _SEGMENT + part) % APART
+    index = (first + step * begins)[:, None] + APART * step * tl.arange(0, ROWS)[None, :]
     values = tl.load(logits + token * logits_stride + index, mask=index < length, other=float("-inf"))
     place = (token * parts + part) * COLUMNS + tl.arange(0, COLUMNS)
     tl.store(maxima + place, tl.max(numbers_of(values, SHARED), axis=1))

@@ -1,6 +1,6 @@
 """The executor: who is blamed when a worker dies or hangs, and that the others start over. No process is started."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -8,8 +8,11 @@ from dsv4bench.bench.device import Device
 from dsv4bench.bench.execute import Executor, Watch, comparisons, group_cases
 from dsv4bench.bench.messages import Done, Found, Measure, Measured, Probe, Trace, Traced, Working
 from dsv4bench.bench.settings import Settings
+from dsv4bench.bench.turns import group_pairs
 from dsv4bench.errors import MeasurementError, UserError
+from dsv4bench.model.shape import LayerKind
 from dsv4bench.results.row import Status
+from dsv4bench.scenario.case import CachePrecision, WeightChoice
 from dsv4bench.scenario.expand import expand
 from tests.dsv4bench.bench.small import small_scenario
 
@@ -256,3 +259,20 @@ def test_cases_are_grouped_by_what_they_share(tmp_path):
     assert len(groups) == 2 * 2
     assert all(len({(case.kind, case.cache) for case in group}) == 1 for group in groups)
     assert [len(sides) for group in groups for sides in comparisons(group)] == [2] * 8
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"weights": WeightChoice("fp8")},
+        {"cache": CachePrecision("bf16", "bf16")},
+        {"layers": (LayerKind.SWA,)},
+        {"copies": 2},
+        {"tp": 2},
+    ],
+)
+def test_a_run_and_an_ab_run_agree_on_what_can_share_tensors(tmp_path, changes):
+    case = expand(small_scenario(tmp_path, layers=["swa"], workload={"context": 256}))[0]
+    other = replace(case, **changes)
+    assert len(group_cases([case, case, other])) == 2
+    assert [len(pairs) for pairs in group_pairs([(case, case), (case, case), (other, other)])] == [2, 1]

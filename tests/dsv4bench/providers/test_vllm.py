@@ -21,8 +21,8 @@ from dsv4bench.model.stage import STAGES
 from dsv4bench.providers.base import Need, further_parameters, implemented_stages
 from dsv4bench.providers.eager import EagerProvider
 from dsv4bench.providers.registry import list_providers, load_provider
-from dsv4bench.providers.step import Split, once, split_step
-from dsv4bench.providers.vllm import VllmProvider, needs
+from dsv4bench.providers.step import Split, following, once, renew, split_step
+from dsv4bench.providers.vllm import VllmProvider, indexer, needs
 from dsv4bench.providers.vllm.attention import latent_rows, with_padding
 from dsv4bench.providers.vllm.library import (
     Library,
@@ -39,6 +39,7 @@ from dsv4bench.providers.vllm.release import FORMS, KNOWN, Form, forms_for, rele
 from dsv4bench.providers.vllm.selection import decode_kernel
 from dsv4bench.scenario.case import CachePrecision, WeightChoice
 from dsv4bench.scenario.workload import Workload
+from dsv4bench.stack.graph import refill
 from dsv4bench.stack.layer import prepare, run_stage
 from dsv4bench.verify.rows import attending, numerics
 from dsv4bench.verify.sequences import small_shape
@@ -300,6 +301,41 @@ def test_what_depends_on_a_tensor_dies_with_it() -> None:
     alive = weakref.ref(plan)
     del plan, lens
     assert alive() is None
+
+
+def test_what_follows_a_tensor_is_renewed_in_place_and_dies_with_it() -> None:
+    start, table = torch.tensor([0, 1]), torch.tensor([3, 4, 5])
+    rows = start.clone()
+    first = following("rows", (start, table), lambda: table[rows])
+    assert first is following("rows", (start, table), lambda: table[rows])
+    table += 10
+    second = following("rows", (start, table), lambda: table[rows])
+    assert (first.tolist(), second.tolist()) == ([3, 4], [13, 14])
+    table += 10
+    renew([None, table, start])
+    assert (first.tolist(), second.tolist()) == ([23, 24], [23, 24])
+    alive = weakref.ref(first)
+    del start, first
+    assert alive() is None
+
+
+@pytest.mark.parametrize("query_len", [1, 3])
+def test_a_graphs_next_inputs_reach_the_block_table_of_drafts(monkeypatch: pytest.MonkeyPatch, query_len: int) -> None:
+    kind, seen = LayerKind.C4A, []
+    monkeypatch.setattr(indexer, "_decode", lambda *arguments: seen.append(arguments[5]) or arguments[1].new_empty(0))
+    workload = Workload("decode", 2, 4096, query_len, "none")
+    layer = prepare(small_shape(kind), kind, CachePrecision(), [workload])
+    buffers, fresh = layer.draw(workload, 1), layer.draw(workload, 2)
+    assert not torch.equal(buffers["block_table"], fresh["block_table"])
+    values = dict(buffers)
+    for stage in STAGES[kind]:
+        run_stage(stage, provider() if stage.name == "indexer_logits" else EagerProvider(), values)
+        if seen:
+            break
+    refill(buffers, fresh)
+    renew(buffers.values())
+    read = seen[0].block_table[: 2 * query_len : query_len]
+    assert torch.equal(read, fresh["block_table"])
 
 
 @pytest.mark.parametrize(
