@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 
 from dsv4bench.analysis.overlap import tokens_of
+from dsv4bench.errors import UserError
 from dsv4bench.model.config import load_shape
 from dsv4bench.results.row import Row, Status
 from dsv4bench.results.run_directory import read_run
@@ -211,8 +212,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--provider", default="")
     parser.add_argument("--within", type=float, default=0.1)
     options = parser.parse_args(arguments)
-    cells = read_cells(options.figures)
-    rows = [row for path in options.runs for row in read_run(path).rows]
+    try:
+        cells = read_cells(options.figures)
+        rows = [row for path in options.runs for row in read_run(path).rows]
+    except (UserError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     lines = compare(cells, list(measured_stages(rows)), options.provider)
     if not lines:
         print("no row of these runs stands beside a figure", file=sys.stderr)

@@ -6,6 +6,10 @@ MINIMUM_HISTORY = 8
 """Stored runs below which a stored baseline proves nothing."""
 
 
+MINIMUM_ROUNDS = 10
+"""Rounds below which a comparison is called weak."""
+
+
 class Reason(StrEnum):
     """Codes of a verdict; ``MEANING`` says each in words."""
 
@@ -20,6 +24,7 @@ class Reason(StrEnum):
     REACHES_TOLERANCE = "interval_reaches_tolerance"
     CLOCK_EXPLAINS = "clock_explains"
     NO_CLOCK = "no_clock"
+    FEW_ROUNDS = "few_rounds"
     NOT_SIGNIFICANT = "not_significant_among_cases"
     TOO_NOISY = "too_noisy"
     INSUFFICIENT_HISTORY = "insufficient_history"
@@ -49,6 +54,7 @@ MEANING = {
     Reason.REACHES_TOLERANCE: "the upper bound of the interval reaches the tolerance",
     Reason.CLOCK_EXPLAINS: "counted in clock cycles the change has the other sign: the clock moved, not the code",
     Reason.NO_CLOCK: "no SM clock was recorded, so the change could not be checked in cycles",
+    Reason.FEW_ROUNDS: f"fewer than {MINIMUM_ROUNDS} rounds were measured, so the comparison is weak",
     Reason.NOT_SIGNIFICANT: "not significant once every gated case is counted (Holm)",
     Reason.TOO_NOISY: "identical code differs by more than can be gated here, and the change is no clearer than that",
     Reason.INSUFFICIENT_HISTORY: f"fewer than {MINIMUM_HISTORY} comparable stored runs",

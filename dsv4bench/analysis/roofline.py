@@ -107,6 +107,60 @@ def impossible_rate(cost: Cost, seconds: float, datasheet: Peaks, *, cold: bool)
     return ""
 
 
+@dataclass(frozen=True)
+class Least:
+    """What stages need together, however they overlap and however well the L2 serves them.
+
+    Attributes:
+        compute: seconds that the matrix units need at their peaks.
+        traffic: bytes between device memory and L2.
+    """
+
+    compute: float
+    traffic: float
+
+    def times(self, count: int) -> "Least":
+        """The same work ``count`` times over."""
+        return Least(count * self.compute, count * self.traffic)
+
+    def __add__(self, other: "Least") -> "Least":
+        return Least(self.compute + other.compute, self.traffic + other.traffic)
+
+    def impossible(self, seconds: float, datasheet: Peaks) -> str:
+        """Why the stages can't have taken so little time, in a sentence; empty if they can."""
+        for what, least in (("FLOPs", self.compute), ("bytes from memory", self.traffic / datasheet.bandwidth)):
+            if least > seconds:
+                return (
+                    f"the {what} alone take {least * 1e6:.3g} µs at the rates of the {datasheet.source} and "
+                    f"{seconds * 1e6:.3g} µs were read: the time does not contain the work"
+                )
+        return ""
+
+
+def least_traffic(costs: Iterable[Cost], weights: Iterable[Cost], l2_bytes: int, *, cold: bool, overlap: bool) -> int:
+    """Bytes that stages, run as one, can't get from or leave in L2.
+
+    Weights are read by one stage each. After a flush they all come from memory, without one all but an L2 full of them.
+    Of its other bytes a stage may find an L2 full when it begins, left by the stages before it or by the call before,
+    and leave as much unwritten when it ends. Where stages overlap, one may also find what another is just reading, so
+    that only the weights count.
+
+    Args:
+        costs: of the stages.
+        weights: the same without a request: what they read whatever the step is.
+        l2_bytes: size of the L2.
+        cold: whether the L2 was flushed before.
+        overlap: whether stages run at the same time.
+    """
+    costs, weights = tuple(costs), tuple(weights)
+    alone = sum(cost.bytes for cost in weights)
+    first = alone if cold else max(alone - l2_bytes, 0)
+    if overlap:
+        return first
+    rest = (cost.bytes - weight.bytes for cost, weight in zip(costs, weights, strict=True))
+    return first + sum(max(part - 2 * l2_bytes, 0) for part in rest)
+
+
 def from_cache(cost: Cost, seconds: float, datasheet: Peaks) -> bool:
     """Whether the bytes came faster than device memory delivers, so in part from L2."""
     return cost.bytes / seconds > datasheet.bandwidth

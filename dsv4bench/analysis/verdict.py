@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from dsv4bench.analysis.reason import MINIMUM_HISTORY, Reason
+from dsv4bench.analysis.reason import MINIMUM_HISTORY, MINIMUM_ROUNDS, Reason
 from dsv4bench.analysis.statistics import CONFIDENCE, Estimate
 
 GATEABLE = 0.05
@@ -159,8 +159,13 @@ def judge(subject: Subject, evidence: Evidence, limits: Limits, adjusted_p: floa
     """
 
     def verdict(outcome: Outcome, *reasons: Reason) -> Verdict:
-        notes = [Reason.OTHER_CARD] * (evidence.cards is not None) + [Reason.NO_CLOCK] * (evidence.cycles is None)
-        return Verdict(subject, outcome, (*reasons, *notes), evidence, limits, base=evidence.base, new=evidence.new)
+        notes = {
+            Reason.OTHER_CARD: evidence.cards is not None,
+            Reason.FEW_ROUNDS: evidence.rounds < MINIMUM_ROUNDS,
+            Reason.NO_CLOCK: evidence.cycles is None,
+        }
+        found = (*reasons, *(reason for reason, holds in notes.items() if holds))
+        return Verdict(subject, outcome, found, evidence, limits, base=evidence.base, new=evidence.new)
 
     if (obstacle := why_not_gated(evidence, limits)) is not None:
         return verdict(Outcome.INCONCLUSIVE, obstacle)
@@ -221,7 +226,8 @@ def confirm(candidate: Verdict, again: Evidence | None) -> Verdict:
     harmless = candidate.outcome is Outcome.FASTER and again.estimate.effect <= candidate.limits.tolerance
     outcome = Outcome.PASS if harmless else Outcome.INCONCLUSIVE
     detail = f"{again.estimate.effect:+.1%} the second time"
-    return replace(candidate, outcome=outcome, reasons=(Reason.NOT_CONFIRMED,), detail=detail)
+    weak = [reason for reason in candidate.reasons if reason is Reason.FEW_ROUNDS]
+    return replace(candidate, outcome=outcome, reasons=(Reason.NOT_CONFIRMED, *weak), detail=detail)
 
 
 def exit_code(verdicts: Iterable[Verdict], *, strict: bool) -> int:

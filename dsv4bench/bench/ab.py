@@ -63,7 +63,7 @@ class Contest:
         parties: the two sides; a is the base.
         device: the ``--device`` text.
         argv: the command line, for the manifests.
-        repro: the words that run it again, without ``--only``.
+        repro: the words that run it again, without ``--only`` and ``--no-check``.
         check: compare outputs with the reference around the timing.
         make_worker: starts the process of a side.
     """
@@ -97,7 +97,14 @@ class Contest:
 
 
 def measure_sides(
-    contest: Contest, path: Path, watching: Watching, pairs: Sequence[Pair], *, first_round: int = 0, rounds: int = 0
+    contest: Contest,
+    path: Path,
+    watching: Watching,
+    pairs: Sequence[Pair],
+    *,
+    first_round: int = 0,
+    rounds: int = 0,
+    folder: Path | None = None,
 ) -> tuple[Run, Run]:
     """Measure both sides of some cases into run directories ``a`` and ``b``.
 
@@ -108,6 +115,7 @@ def measure_sides(
         pairs: which cases.
         first_round: number of the first round.
         rounds: how many; 0 for the scenario's own.
+        folder: of the whole A/B run, where ``path`` is a part of it; nothing in it is an uncommitted change.
 
     Raises:
         UserError: no such device, a timing that can't be honest there, or a folder that holds a run.
@@ -120,7 +128,7 @@ def measure_sides(
     lanes = tuple(Lane(path / WORKER_LOG, party.checkout, contest.make_worker) for party in contest.parties)
     turns = Turns((lanes[0], lanes[1]), contest.device)
     try:
-        books = _open_books(contest, path, turns, pairs, rounds, first_round)
+        books = _open_books(contest, path, turns, pairs, rounds, first_round, folder or path)
         with watching(f"{rounds} rounds", [case for pair in pairs for case in pair], rounds) as listen:
             for side, event in turns.run(pairs, (books[0].settings, books[1].settings)):
                 books[side].note(event)
@@ -148,11 +156,11 @@ class _Book:
             case = self.cases[event.row.case_id]
             self.directory.append_samples(event.samples)
             self.directory.append_telemetry(event.telemetry)
-            self.directory.append_row(complete_row(event.row, case, self.settings, self.manifest, self.repro))
+            self.directory.append_row(complete_row(event, case, self.settings, self.manifest, self.repro))
 
 
 def _open_books(
-    contest: Contest, path: Path, turns: Turns, pairs: Sequence[Pair], rounds: int, first_round: int
+    contest: Contest, path: Path, turns: Turns, pairs: Sequence[Pair], rounds: int, first_round: int, output: Path
 ) -> tuple[_Book, _Book]:
     tenants = all_tenants()
     run_id = new_run_id(path)
@@ -165,7 +173,7 @@ def _open_books(
         for case in cases:
             settings.contract(case)  # refuses what can't be measured honestly before anything runs
         sensor = open_sensor(device.uuid)[0] if device.uuid else None
-        environment = describe_environment(device, sensor, tenants)
+        environment = describe_environment(device, sensor, tenants, output)
         if party.checkout is not None:
             environment = environment.model_copy(update={"git_sha": party.checkout.sha, "git_dirty": None})
         request = Request(party.scenario, cases, contest.device, contest.argv, contest.repro, contest.check)
@@ -210,9 +218,8 @@ def decide(
         have = {subject: findings.evidence[subject].rounds for subject in subjects}
         for rounds in sorted(set(have.values())):
             chosen = some([subject for subject in subjects if have[subject] == rounds])
-            extra = measure_sides(
-                contest, path / f"more-{next(passes)}", watching, chosen, first_round=rounds, rounds=rounds
-            )
+            where = path / f"more-{next(passes)}"
+            extra = measure_sides(contest, where, watching, chosen, first_round=rounds, rounds=rounds, folder=path)
             for side, run in zip(SIDES, extra, strict=True):
                 _append_rounds(path / side, run)
         findings.evidence.update(examine([read_run(path / SIDES[0])], read_run(path / SIDES[1])).evidence)
@@ -221,7 +228,8 @@ def decide(
     def again(subjects: Collection[Subject]) -> Evidences:
         fresh = contest.rounds * 2**DOUBLINGS  # a round that no pass has had, so that its inputs are new
         rounds = max(findings.evidence[subject].rounds for subject in subjects)  # to see as clearly as the first time
-        base, new = measure_sides(contest, path / CONFIRM, watching, some(subjects), first_round=fresh, rounds=rounds)
+        where, chosen = path / CONFIRM, some(subjects)
+        base, new = measure_sides(contest, where, watching, chosen, first_round=fresh, rounds=rounds, folder=path)
         return examine([base], new).evidence
 
     settled = settle(findings.evidence, limits_from(runs[1]), more if double else None, again if confirm else None)

@@ -9,8 +9,9 @@ from dsv4bench.model.shape import LayerKind, ModelShape
 from dsv4bench.providers.registry import load_provider
 from dsv4bench.results.row import Accuracy
 from dsv4bench.scenario.case import CachePrecision
+from dsv4bench.stack.layer import run_stage, stage_arguments
 from dsv4bench.verify.accuracy import ENTRIES_LIMIT, format_accuracy
-from dsv4bench.verify.stage_check import check_stages
+from dsv4bench.verify.stage_check import check_stages, kept_inputs, overwritten_inputs
 
 FIGURES_OF = (
     "query_norm_rope_insert", "compress_norm_rope_insert", "indexer_compress_insert", "latent_insert",
@@ -23,9 +24,22 @@ def check_run(side: Contestant, seed: int) -> dict[str, Accuracy]:
     """Run on fresh inputs and compare every timed stage with the reference on the same inputs.
 
     Raises:
-        IncorrectError: an output or a cache entry beyond its tolerance.
+        IncorrectError: an output or a cache entry beyond its tolerance, or an input that a stage has overwritten.
     """
+    if isinstance(side, Side):
+        _require_inputs_kept(side, seed)
     return check_values(side, side.inputs(seed))
+
+
+def _require_inputs_kept(side: Side, seed: int) -> None:
+    """Run the stages one after another on fresh inputs, which none of them may change, caches aside."""
+    values = side.layer.draw(side.case.workload, seed)
+    for stage in side.stages:
+        arguments = stage_arguments(stage, values)
+        before = kept_inputs(arguments)
+        run_stage(stage, side.providers[stage.name], values)
+        if wrong := overwritten_inputs(arguments, before):
+            raise IncorrectError(f"{stage.name}: {wrong.sentence}")
 
 
 def check_replay(side: Contestant, seed: int) -> dict[str, Accuracy]:

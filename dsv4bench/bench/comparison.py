@@ -18,7 +18,7 @@ from dsv4bench.bench.load import busy_elsewhere, crowded, read_cpu
 from dsv4bench.bench.messages import Measured
 from dsv4bench.bench.model_side import Casts, load_casts, make_contestant
 from dsv4bench.bench.padding import padding
-from dsv4bench.bench.rounds import Kept, Turn, run_rounds, seed_of
+from dsv4bench.bench.rounds import Agree, Kept, Turn, run_rounds, seed_of
 from dsv4bench.bench.settings import Settings
 from dsv4bench.bench.side import WHOLE, Contestant, Report
 from dsv4bench.bench.spending import Spending
@@ -37,8 +37,8 @@ T = TypeVar("T")
 Tensors = Callable[[Sequence[Case]], Layer | Model]
 """Gives the weights and caches that cases share, drawing them if need be."""
 
-AwaitTurn = Callable[[int], None]
-"""Returns when a round may be timed: sides in other processes have their turns as well."""
+AwaitTurn = Callable[[Turn["Contender"]], None]
+"""Returns when a turn may be taken: sides in other processes have theirs as well."""
 
 PADDING = 64 * 2**20
 """A round's buffers lie behind a pad of random size up to this, so that no two rounds share their addresses."""
@@ -58,6 +58,7 @@ class Contender:
     launches: dict[str, int | None] = field(default_factory=dict)
     accuracy: dict[str, Accuracy] = field(default_factory=dict)
     compiled: dict[str, float] = field(default_factory=dict)
+    kv_bytes: int | None = None
     measured: Measured | None = None
 
 
@@ -72,9 +73,11 @@ class Comparison:
         spending: Spending,
         report: Report,
         await_turn: AwaitTurn,
+        agree: Agree | None = None,
     ) -> None:
         self._settings, self._sensor, self._log = settings, sensor, log
-        self._spending, self._report, self._await_turn = spending, report, await_turn
+        self._spending, self._report = spending, report
+        self._await_turn, self._agree = await_turn, agree
         self._on_cpu = settings.device.type == "cpu"
 
     def measure(self, cases: Sequence[Case], tensors: Tensors) -> Iterator[Measured]:
@@ -152,6 +155,7 @@ class Comparison:
         side = contender.side = make_contestant(case, self._settings, layer, contender.casts)
         with self._spending.on("compile and first run"):
             values = side.inputs(seed_of(timing.seed, case.pair_id, "before"))
+        contender.kv_bytes = side.kv_bytes(values)
         if self._settings.check:
             with self._spending.on("checks"):
                 found = check_values(side, values)
@@ -172,10 +176,11 @@ class Comparison:
             base_seed=timing.seed,
             pair_id=contenders[0].case.round_id,
             first=self._settings.first_round,
+            agree=self._agree,
         )
 
     def _take_turn(self, turn: Turn[Contender]) -> Window | None:
-        self._await_turn(turn.round)
+        self._await_turn(turn)
         again = f", attempt {turn.attempt + 1}" if turn.attempt else ""
         doing = f"round {turn.round + 1} of {self._settings.first_round + self._settings.timing.rounds}{again}"
         return self._guard(turn.side, doing, partial(self._window, turn))
@@ -233,6 +238,7 @@ class Comparison:
             row,
             [record for window in windows for record in window.samples_records(case_id)],
             [record for window in windows for record in window.telemetry_records(case_id)],
+            contender.kv_bytes,
         )
 
     def _row(self, contender: Contender, side: Contestant, windows: Sequence[Window]) -> Row:

@@ -47,11 +47,9 @@ PACKAGES = (
     ("nvtx", "stage names in Nsight: pip install nvtx"),
     ("nvidia-ml-py", "clocks, throttling, energy, co-tenants: pip install nvidia-ml-py"),
     ("transformers", "the independent oracle of the test-suite: pip install transformers"),
-    ("ray", "runs on a cluster: pip install ray"),
 )
 TOOLS = (
     ("nsys", "timelines by stage: NVIDIA Nsight Systems"),
-    ("ncu", "kernel counters: NVIDIA Nsight Compute"),
     ("git", "the commit in a run's environment"),
 )
 

@@ -1,6 +1,8 @@
-"""KV bytes of a case's layer for its whole batch: what the design needs, and what its pages take."""
+"""KV bytes of a case's layer for its whole batch: what the design needs, what its pages take, and what a step held."""
 
+from collections.abc import Mapping
 from fractions import Fraction
+from typing import TYPE_CHECKING, Any
 
 from dsv4_kernels.formats import entry_format
 
@@ -8,6 +10,12 @@ from dsv4bench.errors import UserError
 from dsv4bench.memory.ideal import EntryBytes, layer_bytes
 from dsv4bench.results.row import MemoryFigures
 from dsv4bench.scenario.case import Case
+
+if TYPE_CHECKING:  # torch is not there wherever bytes are computed
+    from dsv4bench.stack.caches import LayerCaches
+
+TABLES = {"full": "block_table", "window": "window_block_table", "state": "state_block_table"}
+"""Block table of each group of caches, by its name in the stage graph."""
 
 
 def memory_of(case: Case) -> MemoryFigures:
@@ -50,3 +58,29 @@ def _page_bytes(case: Case) -> int:
             group = "state" if page.kind.is_state else page.group
             total += len(spans[group]) * page.page_bytes
     return total
+
+
+def held_bytes(caches: "LayerCaches", values: Mapping[str, Any]) -> int:
+    """Bytes of allocated storage that the requests of a step hold, read off its block tables and cache tensors.
+
+    A block takes what lies between it and the next in its tensor: in a slab the whole slab row whatever group the block
+    belongs to, in separate allocations a page of each of its caches. Blocks are allocated once for all cases that share
+    them, and more than any of them needs; those that no table of this step points to are not counted.
+
+    Args:
+        caches: of the layer.
+        values: inputs drawn over it.
+    """
+    from dsv4_kernels.cache import PagedCache
+
+    from dsv4bench.stack.caches import TENSOR_NAMES
+
+    taken: dict[tuple[str, int], int] = {}
+    for page in caches.layout.pages:
+        group = "state" if page.kind.is_state else page.group
+        cache = caches.caches[TENSOR_NAMES[page.kind]]
+        tensor = cache.pages if isinstance(cache, PagedCache) else cache
+        blocks = values[TABLES[group]].unique()
+        between = tensor.stride(0) * tensor.element_size()
+        taken[group, tensor.untyped_storage().data_ptr()] = int((blocks > 0).sum()) * between
+    return sum(taken.values())

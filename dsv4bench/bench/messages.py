@@ -1,9 +1,9 @@
 """What a parent and its worker say to each other.
 
 The parent sends ``Probe`` or ``Measure``. The worker answers a probe with ``Found``, and a measurement with any number
-of ``Working`` and ``Measured`` and one ``Done``; ``Ready`` is answered with ``Go``. ``Trace`` is the last task of a
-worker, answered with ``Working``, one ``Traced`` a case and ``Done``. A worker that verifies gets one ``Try`` after
-another, each answered with ``Tried``.
+of ``Working`` and ``Measured`` and one ``Done``; ``Ready`` is answered with ``Go`` and ``Took`` with ``Settled``.
+``Trace`` is the last task of a worker, answered with ``Working``, one ``Traced`` a case and ``Done``. A worker that
+verifies gets one ``Try`` after another, each answered with ``Tried``.
 """
 
 from dataclasses import dataclass, field
@@ -38,7 +38,8 @@ class Probe:
 class Measure:
     """Measure cases that share a ``round_id``; ``group`` are all the cases whose tensors should fit at once.
 
-    With ``in_turns`` every round waits for ``Go``, so that sides in several processes can be interleaved.
+    With ``in_turns`` every round waits for ``Go`` before it and for ``Settled`` after it, so that sides in several
+    processes can be interleaved and repeat the same rounds.
     """
 
     cases: tuple[Case, ...]
@@ -61,14 +62,29 @@ class Trace:
 
 @dataclass(frozen=True)
 class Ready:
-    """The next turn, in round ``round``, waits for ``Go``."""
+    """The next turn, in round ``round`` that was repeated ``attempt`` times, waits for ``Go``."""
 
     round: int
+    attempt: int = 0
 
 
 @dataclass(frozen=True)
 class Go:
     """Leave to take one turn."""
+
+
+@dataclass(frozen=True)
+class Took:
+    """The turn has been taken; ``spoiled_by`` is why this side doesn't count it, empty if it does."""
+
+    spoiled_by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Settled:
+    """Why the round doesn't count on any side, so that every side repeats it; empty if it counts."""
+
+    spoiled_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,11 +116,12 @@ class Done:
 
 @dataclass(frozen=True)
 class Measured:
-    """One case's row, and lines for ``samples.jsonl`` and ``telemetry.jsonl``."""
+    """One case's row, lines for ``samples.jsonl`` and ``telemetry.jsonl``, and the KV bytes that its step held."""
 
     row: Row
     samples: list[dict[str, Any]] = field(default_factory=list)
     telemetry: list[dict[str, Any]] = field(default_factory=list)
+    kv_bytes: int | None = None
 
 
 @dataclass(frozen=True)

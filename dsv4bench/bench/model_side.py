@@ -75,6 +75,12 @@ class ModelSide:
         """Every distinct layer's stages with their inputs and outputs, to be checked."""
         return [part for side, one in zip(self.sides, values, strict=True) for part in side.parts(one)]
 
+    def kv_bytes(self, values: ModelValues) -> int | None:
+        """Bytes of allocated caches that the step holds; None where a set of caches stands in for several layers."""
+        if len(self.sides) < len(self.order):
+            return None
+        return sum(side.kv_bytes(one) for side, one in zip(self.sides, values, strict=True))
+
     def replay(self, seed: int) -> ModelValues:
         """Capture the model on one input and replay it on another."""
         buffers = [side.buffers(one) for side, one in zip(self.sides, self.inputs(seed), strict=True)]

@@ -9,6 +9,9 @@ from typing import Generic, TypeVar
 Side = TypeVar("Side")
 Result = TypeVar("Result")
 
+Agree = Callable[[tuple[str, ...]], tuple[str, ...]]
+"""From why a round doesn't count on the sides of this process to why it doesn't count on any side."""
+
 
 @dataclass(frozen=True)
 class Turn(Generic[Side]):
@@ -64,11 +67,13 @@ def run_rounds(
     base_seed: int,
     pair_id: str,
     first: int = 0,
+    agree: Agree | None = None,
 ) -> list[Kept[Result]]:
     """Interleave the sides until each has its rounds.
 
     A round in which any side throttled is repeated for all of them, in a new order and on new inputs: a comparison is
-    within a round. At most ``rounds`` repetitions are made in all.
+    within a round. At most ``rounds`` repetitions are made in all. Processes that measure a side each agree on which
+    rounds those are, and so repeat the same ones.
 
     Args:
         sides: what is compared.
@@ -78,6 +83,7 @@ def run_rounds(
         base_seed: recorded seed of the run.
         pair_id: what the sides share; part of every seed.
         first: number of the first round, when earlier ones were measured before.
+        agree: asks the sides in other processes after every round; None where there are none.
 
     Returns:
         one ``Kept`` a side, in the order given; a side that failed keeps what it had.
@@ -99,6 +105,8 @@ def run_rounds(
             else:
                 results[index] = result
         reasons = tuple(dict.fromkeys(reason for result in results.values() for reason in spoiled_by(result)))
+        if agree is not None and results:
+            reasons = agree(reasons)
         if reasons and repeated < rounds:
             repeated, attempt = repeated + 1, attempt + 1
             continue

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 
+from dsv4bench.analysis.pairing import VERSIONS
 from dsv4bench.bench.contract import check_timing
 from dsv4bench.bench.device import Device
 from dsv4bench.bench.environment import describe_environment
@@ -33,6 +34,8 @@ from dsv4bench.scenario.schema import Scenario
 WORKER_LOG = "worker.log"
 OUTSIDE = "starting workers and journal"
 """Purpose under which the time outside the workers' own books stands."""
+NO_CHECK = "--no-check"
+"""Flag of `run` and `ab` that leaves out the comparison with the reference."""
 BENIGN = frozenset({Status.OK, Status.UNSUPPORTED, Status.OOM, Status.SKIPPED})
 """Statuses that don't make a run fail."""
 
@@ -48,7 +51,7 @@ class Request:
         cases: the selected ones.
         device: the ``--device`` text.
         argv: the command line, for the manifest.
-        repro: the words that run the scenario again, without ``--only``.
+        repro: the words that run the scenario again, without ``--only`` and ``--no-check``.
         check: compare outputs with the reference around the timing.
     """
 
@@ -81,7 +84,7 @@ def start_run(request: Request, path: Path, listen: Listener) -> Run:
         for case in request.cases:
             settings.contract(case)  # refuses what can't be measured honestly before anything runs
         sensor = open_sensor(settings.device.uuid)[0] if settings.device.uuid else None
-        environment = describe_environment(settings.device, sensor, tenants)
+        environment = describe_environment(settings.device, sensor, tenants, path)
         manifest = make_manifest(request, new_run_id(path), found, environment)
         directory = RunDirectory.create(path, manifest)
         _measure(directory, manifest, executor, settings, request, began, listen)
@@ -114,7 +117,7 @@ def resume_run(path: Path, listen: Listener, *, check: bool = True) -> Run:
         found = _probe(executor, request)
         settings = Settings(request.scenario.timing, device_of(found), check)
         sensor = open_sensor(settings.device.uuid)[0] if settings.device.uuid else None
-        _require_same_machine(run, describe_environment(settings.device, sensor, tenants))
+        _require_same_machine(run, describe_environment(settings.device, sensor, tenants, path))
         _measure(directory, run.manifest, executor, settings, request, began, listen)
     return read_run(path)
 
@@ -162,7 +165,7 @@ def _measure(
     try:
         for event in _events(executor, settings, request.cases):
             if isinstance(event, Measured):
-                row = complete_row(event.row, by_id[event.row.case_id], settings, manifest, request.repro)
+                row = complete_row(event, by_id[event.row.case_id], settings, manifest, request.repro)
                 directory.append_samples(event.samples)
                 directory.append_telemetry(event.telemetry)
                 directory.append_row(row)
@@ -191,11 +194,16 @@ def _events(executor: Executor, settings: Settings, cases: Sequence[Case]) -> It
         yield Measured(settings.blank(case))
 
 
-def complete_row(row: Row, case: Case, settings: Settings, manifest: Manifest, repro: Sequence[str]) -> Row:
-    """What the parent knows: memory, floors, whether the rates are possible, and how to run it again."""
-    words = (*repro, "--only", case.case_id) if repro else ()
-    row = row.model_copy(update={"memory": memory_of(case), "repro": shlex.join(words)})
-    row = with_exposure(with_floors(row, case, settings, manifest.ceilings), case)
+def complete_row(found: Measured, case: Case, settings: Settings, manifest: Manifest, repro: Sequence[str]) -> Row:
+    """What the parent knows: floors, whether the rates are possible, memory, and how to run it again.
+
+    Bytes that are predicted from the case stand in every row, those that were measured in one that is ok.
+    """
+    words = (*repeating(repro, settings.check), "--only", case.case_id) if repro else ()
+    row = with_exposure(with_floors(found.row, case, settings, manifest.ceilings), case)
+    measured = found.kv_bytes if row.status is Status.OK else None
+    memory = memory_of(case).model_copy(update={"measured_bytes": measured})
+    row = row.model_copy(update={"memory": memory, "repro": shlex.join(words)})
     if row.status is not Status.OK:
         return row
     floor = manifest.timer_floor.get(row.contract.timer)
@@ -205,6 +213,12 @@ def complete_row(row: Row, case: Case, settings: Settings, manifest: Manifest, r
         if share > 0.05:
             row.warnings.append(f"reading the {row.contract.timer} timer is {share:.0%} of this time")
     return row
+
+
+def repeating(repro: Sequence[str], check: bool) -> list[str]:
+    """The words of a command that runs a scenario again, checked or not as this run is."""
+    words = [word for word in repro if word != NO_CHECK]
+    return words if check or not words else [*words, NO_CHECK]
 
 
 def with_gaps(row: Row, traced: Traced) -> Row:
@@ -228,7 +242,7 @@ def make_manifest(request: Request, run_id: str, found: Found, environment: Envi
         scenario=scenario,
         scenario_hash=scenario_digest(scenario),
         argv=list(request.argv),
-        repro=list(request.repro),
+        repro=repeating(request.repro, request.check),
         device=device_of(found).torch_name,
         started=now(),
         environment=environment,
@@ -241,16 +255,26 @@ def make_manifest(request: Request, run_id: str, found: Found, environment: Envi
 
 
 def _require_same_machine(run: Run, here: Environment) -> None:
-    then = run.manifest.environment
-    for what, before, now in (
-        ("GPU", then.gpu and (then.gpu.uuid or then.gpu.name), here.gpu and (here.gpu.uuid or here.gpu.name)),
-        ("processor", then.cpu, here.cpu),
-        ("torch", then.torch, here.torch),
-        ("release of dsv4bench", then.release, here.release),
-        ("commit", then.git_sha, here.git_sha),
-    ):
-        if before != now:
-            raise UserError(f"{run.path} was begun with {what} {before} and here it is {now}; start a new run")
+    """Refuse to go on with a run that was begun on another machine, with other software or other code.
+
+    Raises:
+        UserError: it names all that differs.
+    """
+
+    def known(environment: Environment) -> dict[str, str | None]:
+        gpu = environment.gpu
+        return {
+            "GPU": gpu and (gpu.uuid or gpu.name),
+            "processor": environment.cpu,
+            **{"dsv4bench" if name == "release" else name: getattr(environment, name) for name in VERSIONS},
+            "commit": environment.git_sha,
+            "uncommitted changes": environment.git_dirty,
+        }
+
+    then, now = known(run.manifest.environment), known(here)
+    differing = [what for what in then if then[what] != now[what]]
+    if differences := [f"{what} {then[what] or 'none'} (here {now[what] or 'none'})" for what in differing]:
+        raise UserError(f"{run.path} was begun with {', '.join(differences)}; start a new run")
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from typing import Any
 
 from dsv4bench.bench.contract import make_contract
 from dsv4bench.bench.device import Device
+from dsv4bench.bench.footprint import memory_of
 from dsv4bench.results.row import Contract, Row, Status
 from dsv4bench.scenario.case import Case
 from dsv4bench.scenario.schema import TimingSection
@@ -41,7 +42,7 @@ class Settings:
 
     def blank(self, case: Case) -> Row:
         """The row of a case that is not timed (``kind: memory``)."""
-        return self._row(case, Status.OK, "")
+        return self._row(case, Status.OK, "", memory=memory_of(case))
 
     def measured(self, case: Case, **found: Any) -> Row:
         """The row of a case with what was found, as fields of `Row`."""

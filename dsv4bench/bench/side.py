@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dsv4bench.bench.failure import UnsupportedError
+from dsv4bench.bench.footprint import held_bytes
 from dsv4bench.bench.settings import Settings
 from dsv4bench.bench.timers import Call
 from dsv4bench.errors import UserError
@@ -61,6 +62,9 @@ class Contestant(Protocol):
 
     def parts(self, values: Any) -> list[Part]:
         """What is checked."""
+
+    def kv_bytes(self, values: Any) -> int | None:
+        """Bytes of allocated caches that the step holds; None where not every layer has caches of its own."""
 
     def replay(self, seed: int) -> Any:
         """Values after a capture on one input and a replay on another."""
@@ -124,6 +128,10 @@ class Side:
     def parts(self, values: Values) -> list[Part]:
         """The timed stages with their inputs and outputs, to be checked."""
         return [(self.timed, values)]
+
+    def kv_bytes(self, values: Values) -> int:
+        """Bytes of allocated caches that the step holds."""
+        return held_bytes(self.layer.caches, values)
 
     def buffers(self, values: Values) -> Values:
         """What a captured run reads: all but what it produces itself."""

@@ -1,7 +1,8 @@
 """Two sides in two worker processes that take turns: exactly one of them runs at any time.
 
 Sides of two revisions can't share a process, since their kernels carry the same names. So each has a worker of its own,
-and every round waits for leave to go. A side that prepares or checks does so alone as well.
+and every round waits for leave to go. A side that prepares or checks does so alone as well. A round that throttled on
+one side is repeated on both, since a comparison is within a round.
 """
 
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from dsv4bench.bench.checkout import Checkout
 from dsv4bench.bench.execute import Event, shared_tensors
-from dsv4bench.bench.messages import Done, Found, Go, Measure, Measured, Probe, Ready, Working
+from dsv4bench.bench.messages import Done, Found, Go, Measure, Measured, Probe, Ready, Settled, Took, Working
 from dsv4bench.bench.rounds import order_of
 from dsv4bench.bench.settings import Settings
 from dsv4bench.bench.worker import Worker, await_found
@@ -35,7 +36,8 @@ class Lane:
         checkout: revision that its kernels come from; None for the working tree.
         make_worker: starts its process.
         worker: its process, if it is up.
-        ready: round that waits for leave to go; None while there is none.
+        ready: turn that waits for leave to go; None while there is none.
+        took: turn that was taken and waits to be settled; None while there is none.
         used: seconds spent on the current case.
         doing: what it was last heard to do.
     """
@@ -44,7 +46,8 @@ class Lane:
     checkout: Checkout | None = None
     make_worker: MakeWorker = Worker
     worker: Worker | None = None
-    ready: int | None = None
+    ready: Ready | None = None
+    took: Took | None = None
     used: float = 0.0
     doing: str = field(default="starting")
 
@@ -70,7 +73,7 @@ class Lane:
 
     def close(self) -> None:
         """Kill the worker, if there is one."""
-        self.ready = None
+        self.ready = self.took = None
         if self.worker is not None:
             self.worker.kill()
             self.worker = None
@@ -117,21 +120,28 @@ class Turns:
             cases = tuple(each[side] for each in group)
             lane.used, lane.doing = 0.0, "starting"
             lane.worker.send(Measure((pair[side],), cases, settings[side], in_turns=True))
-            yield from self._until_ready(side, pair[side], settings[side])
-        seed = settings[0].timing.seed
-        while waiting := [lane.ready for lane in self._lanes if lane.ready is not None]:
-            round_ = min(waiting)  # a side that repeats a throttled round catches up first
-            for side in order_of(seed, pair[0].pair_id, round_, 0, 2):
-                lane = self._lanes[side]
-                if lane.ready == round_ and lane.worker is not None:
-                    lane.worker.send(Go())
-                    yield from self._until_ready(side, pair[side], settings[side])
+            yield from self._until_it_waits(side, pair[side], settings[side])
+        while ready := next((lane.ready for lane in self._lanes if lane.ready is not None), None):
+            order = order_of(settings[0].timing.seed, pair[0].pair_id, ready.round, ready.attempt, 2)
+            for side in order:
+                yield from self._say(Go(), side, pair[side], settings[side])
+            taken = [lane.took for lane in self._lanes if lane.took is not None]
+            reasons = tuple(dict.fromkeys(reason for took in taken for reason in took.spoiled_by))
+            for side in order:
+                yield from self._say(Settled(reasons), side, pair[side], settings[side])
 
-    def _until_ready(self, side: int, case: Case, settings: Settings) -> Iterator[tuple[int, Event]]:
-        """Let a side run until it waits for its next turn or is done with the case."""
+    def _say(self, word: Go | Settled, side: int, case: Case, settings: Settings) -> Iterator[tuple[int, Event]]:
+        """Answer a side, if it is there and waits for this, and let it run until it waits again."""
+        lane = self._lanes[side]
+        if lane.worker is not None and (lane.ready if isinstance(word, Go) else lane.took) is not None:
+            lane.worker.send(word)
+            yield from self._until_it_waits(side, case, settings)
+
+    def _until_it_waits(self, side: int, case: Case, settings: Settings) -> Iterator[tuple[int, Event]]:
+        """Let a side run until it waits for an answer or is done with the case."""
         lane, timeout = self._lanes[side], settings.timing.timeout
         began, measured = self._clock(), False
-        lane.ready = None
+        lane.ready = lane.took = None
         while lane.worker is not None:
             try:
                 event = lane.worker.receive(timeout - lane.used - (self._clock() - began))
@@ -143,8 +153,9 @@ class Turns:
                     status = Status.TIMEOUT if late else Status.RUNTIME_ERROR
                     yield side, Measured(settings.failed(case, status, f"{how}, {lane.doing}"))
                 return
-            if isinstance(event, Ready):
-                lane.ready = event.round
+            if isinstance(event, Ready | Took):
+                lane.ready = event if isinstance(event, Ready) else None
+                lane.took = event if isinstance(event, Took) else None
                 lane.used += self._clock() - began
                 return
             if isinstance(event, Working):

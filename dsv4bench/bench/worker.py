@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dsv4bench.bench.checkout import Checkout, adopt
-from dsv4bench.bench.messages import Found, Go, Measure, Probe, Trace, Try
+from dsv4bench.bench.messages import Found, Go, Measure, Probe, Settled, Trace, Try
 from dsv4bench.errors import MeasurementError
 
 START_TIMEOUT = 300.0
@@ -61,7 +61,7 @@ class Worker:
         theirs.close()
         self._pid = self.process.pid
 
-    def send(self, task: Probe | Measure | Trace | Go | Try) -> None:
+    def send(self, task: Probe | Measure | Trace | Go | Settled | Try) -> None:
         """Give it a task; a worker that is gone is noticed by ``receive``."""
         with contextlib.suppress(OSError):
             self.connection.send(task)

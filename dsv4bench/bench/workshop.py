@@ -7,12 +7,13 @@ from functools import partial
 from typing import Any
 
 from dsv4bench.bench.calibration import timer_calibration, timer_floors
-from dsv4bench.bench.comparison import AwaitTurn, Comparison, PoisonedError
+from dsv4bench.bench.comparison import Comparison, Contender, PoisonedError
 from dsv4bench.bench.compilation import watch_compilation
 from dsv4bench.bench.device import Device, find_device, use_device
 from dsv4bench.bench.failure import is_out_of_memory, status_of
 from dsv4bench.bench.gaps import trace_cases
-from dsv4bench.bench.messages import Done, Found, Measure, Measured, Probe, Ready, Trace, Working
+from dsv4bench.bench.messages import Done, Found, Measure, Measured, Probe, Ready, Settled, Took, Trace, Working
+from dsv4bench.bench.rounds import Turn
 from dsv4bench.bench.settings import Settings
 from dsv4bench.bench.spending import Spending
 from dsv4bench.bench.telemetry import open_sensor
@@ -56,7 +57,8 @@ class Workshop:
         healthy = True
         try:
             with watch_compilation() as log:
-                comparison = Comparison(settings, sensor, log, self._spending, self._report, self._waiter(task))
+                wait, agree = (self._await_turn, self._agree) if task.in_turns else (_at_once, None)
+                comparison = Comparison(settings, sensor, log, self._spending, self._report, wait, agree)
                 for measured in comparison.measure(task.cases, partial(self._tensors, task)):
                     self._send(measured)
         except PoisonedError:
@@ -80,15 +82,16 @@ class Workshop:
             traceback.print_exc()
         self._send(Done(self._spending.take(), healthy=False))
 
-    def _waiter(self, task: Measure) -> AwaitTurn:
-        """How a round waits for its turn: until the parent says so, where other processes measure in between."""
+    def _await_turn(self, turn: Turn[Contender]) -> None:
+        """Wait until the parent says that this side goes: other processes measure in between."""
+        self._send(Ready(turn.round, turn.attempt))
+        self._receive()
 
-        def wait(round_: int) -> None:
-            if task.in_turns:
-                self._send(Ready(round_))
-                self._receive()
-
-        return wait
+    def _agree(self, reasons: tuple[str, ...]) -> tuple[str, ...]:
+        """Say why a round doesn't count here, and hear whether it counts."""
+        self._send(Took(reasons))
+        settled: Settled = self._receive()
+        return settled.spoiled_by
 
     def _report(self, case_id: str, doing: str) -> None:
         self._send(Working(case_id, doing))
@@ -143,3 +146,7 @@ class Workshop:
             return None
         with self._spending.on("ceilings"):
             return measure_ceilings(device.torch_name)
+
+
+def _at_once(_: Turn[Contender]) -> None:
+    """Wait for nobody: no other process measures."""

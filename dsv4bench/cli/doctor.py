@@ -1,6 +1,5 @@
 """``dsv4bench doctor``: what is here, what is missing, and what it would enable."""
 
-import json
 from dataclasses import asdict
 from typing import Annotated
 
@@ -8,14 +7,14 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from dsv4bench.cli.output import output_console
+from dsv4bench.cli.output import Format, output_console, print_records
 
 STYLES = {"ok": "green", "missing": "dim", "warning": "yellow"}
 
 
 def doctor(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE,
 ) -> None:
     """Look at this machine: packages, GPUs and who uses them, timers, profilers."""
     from dsv4bench.bench.device import parse_device
@@ -24,8 +23,8 @@ def doctor(
     from dsv4bench.bench.diagnosis import diagnose
 
     findings = diagnose(device)
-    if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2, ensure_ascii=False))
+    if format is not Format.TABLE:
+        print_records([asdict(finding) for finding in findings], format, {})
         return
     table = Table(box=None, show_header=False, pad_edge=False)
     for finding in findings:

@@ -51,7 +51,8 @@ class RunProgress:
             row = event.row
             self._advance(row.case_id, self._per_case)
             if row.status is not Status.OK:
-                self._console.print(f"{row.label}: {row.status.value}: {row.reason}", markup=False, highlight=False)
+                text = f"{row.label}: {row.status.value}: {row.reason}"
+                self._console.print(text, markup=False, emoji=False, highlight=False)
 
     def _advance(self, case_id: str, steps: int) -> None:
         """Count steps of a case, never more than it has."""

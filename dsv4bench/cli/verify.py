@@ -64,6 +64,8 @@ def verify(
     """
     from dsv4bench.bench.device import find_device, parse_device, use_device
 
+    if "," in provider and "=" in provider:
+        raise UserError(f"--provider {provider}: verify takes one provider and fills in stages that it lacks by itself")
     require_known(provider)  # this much before torch, which takes seconds to import
     parse_device(device)
     for label in cache or []:
@@ -86,6 +88,7 @@ def verify(
     else:
         require_writable(save)
         kinds = layer or list(LayerKind)
+        _require_stages_of(kinds, only or [])
         plan = _plan(tried, select_rows(only or []), kinds, cache or [], where, quick, seed)
         folder = save / re.sub(r"[^\w.-]+", "-", provider).strip("-")
         found = _in_turn(tried, plan, allowed, folder) if jobs == 1 else _at_once(provider, plan, allowed, folder, jobs)
@@ -94,6 +97,16 @@ def verify(
         raise KeyboardInterrupt
     _print(outcomes, _against_fp32(tried, outcomes, quick) if replay is None and finished else {}, format)
     _conclude(outcomes, provider, finished=finished)
+
+
+def _require_stages_of(kinds: Sequence[LayerKind], words: Sequence[str]) -> None:
+    """Refuse a stage of ``--only`` that none of the layer kinds has."""
+    from dsv4bench.model.stage import STAGE_NAMES, STAGES
+
+    have = {stage.name for kind in kinds for stage in STAGES[kind]}
+    for word in words:
+        if word in STAGE_NAMES and word not in have:
+            raise UserError(f"--only {word}: layers of kind {', '.join(kinds)} have no such stage")
 
 
 def _deviations(names: Sequence[str]) -> frozenset[str]:
@@ -207,7 +220,7 @@ def _against_fp32(provider: Provider, outcomes: "list[Outcome]", quick: bool) ->
                 device=setting.device,
                 seed=setting.seed,
             )
-        except Exception as error:  # a provider may raise anything; the verdicts, which are due yet, matter more
+        except (Exception, SystemExit) as error:  # a provider may raise anything; the verdicts due yet matter more
             what = f"{type(error).__name__}: {error}"
             typer.echo(f"no figures over fp32 caches for {setting.kind} {setting.precision.label}: {what}", err=True)
             continue

@@ -37,11 +37,6 @@ class Cost:
     flops: int
     unit: MatrixUnit = "bf16"
 
-    @property
-    def intensity(self) -> float:
-        """FLOPs per byte; 0 for a stage that moves nothing."""
-        return self.flops / self.bytes if self.bytes else 0.0
-
 
 def stage_cost(stage: str, step: LayerStep) -> Cost:
     """Least bytes and FLOPs of a stage.

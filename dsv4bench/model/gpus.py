@@ -78,6 +78,26 @@ GPUS: dict[str, Gpu] = {
 }
 """Every known GPU by name."""
 
+DEVICES = {
+    "NVIDIA A100-SXM4-80GB": "A100-80G",
+    "NVIDIA H100 80GB HBM3": "H100",
+    "NVIDIA H200": "H200",
+    "NVIDIA H200 NVL": "H200-NVL",
+    "NVIDIA H20": "H20",
+    "NVIDIA B200": "B200",
+    "NVIDIA GB200": "GB200",
+    "NVIDIA B300 SXM6 AC": "B300",
+    "NVIDIA GB300": "GB300",
+    "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": "RTX-PRO-6000",
+    "NVIDIA GB10": "GB10",
+    "AMD Instinct MI300X": "MI300X",
+    "AMD Instinct MI300X OAM": "MI300X",
+    "AMD Instinct MI325X": "MI325X",
+    "AMD Instinct MI355X": "MI355X",
+}
+"""Names that drivers give these very cards. One whose name only looks alike is another card: GH200, H100 PCIe and NVL,
+H20-3e, the Server and Max-Q editions and every MIG slice have other memory or other peaks."""
+
 
 def gpu_named(name: str) -> Gpu:
     """A GPU by its name, in any case and with spaces, dashes or underscores.
@@ -108,10 +128,10 @@ def parse_gpus(text: str) -> tuple[int, Gpu]:
 
 
 def gpu_of_device(device_name: str) -> Gpu | None:
-    """The GPU that a driver's device name such as ``NVIDIA H200`` or ``NVIDIA GB200`` belongs to; None if unknown."""
-    plain = _plain(device_name)
-    found = [gpu for gpu in GPUS.values() if _plain(gpu.name) in plain]
-    return max(found, key=lambda gpu: len(gpu.name), default=None)
+    """The GPU that a driver's device name such as ``NVIDIA H200`` or ``NVIDIA GB200`` stands for; None if unknown."""
+    known = {_plain(device): name for device, name in DEVICES.items()}
+    name = known.get(_plain(device_name))
+    return GPUS[name] if name else None
 
 
 def _plain(name: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from dsv4bench.errors import UserError
 from dsv4bench.model.shape import LayerKind
-from dsv4bench.model.stage import STAGE_NAMES, STAGES
+from dsv4bench.model.stage import STAGE_NAMES
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,6 @@ def support_of(provider: Provider, need: Need) -> Support:
 def implemented_stages(provider: object) -> tuple[str, ...]:
     """Stage names that ``provider`` has a method for, in the vocabulary's order."""
     return tuple(name for name in STAGE_NAMES if callable(getattr(provider, name, None)))
-
-
-def missing_stages(provider: object, kind: LayerKind) -> tuple[str, ...]:
-    """Stages of a layer kind that ``provider`` lacks."""
-    have = set(implemented_stages(provider))
-    return tuple(stage.name for stage in STAGES[kind] if stage.name not in have)
 
 
 @lru_cache(maxsize=1024)

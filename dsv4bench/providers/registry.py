@@ -38,8 +38,8 @@ class ProviderInfo:
         name: what scenarios call it.
         source: ``built-in``, the distribution that registers it, or the file.
         target: ``module:attribute``.
-        stages: stages it implements; empty when it is unavailable.
-        unavailable: why it can't be loaded; empty when it can.
+        stages: stages it implements; empty when it can't be loaded.
+        unavailable: why it can't be loaded, or run anything on this machine; empty when it may.
     """
 
     name: str
@@ -111,8 +111,9 @@ def list_providers() -> list[ProviderInfo]:
     infos = []
     for name, (target, source) in sorted(provider_targets().items()):
         try:
-            stages = implemented_stages(load_provider(name))
-            infos.append(ProviderInfo(name, source, target, stages))
+            provider = load_provider(name)
+            here = getattr(provider, "unavailable", str)
+            infos.append(ProviderInfo(name, source, target, implemented_stages(provider), str(here())))
         except UserError as error:
             infos.append(ProviderInfo(name, source, target, unavailable=str(error)))
     return infos
@@ -123,7 +124,7 @@ def _make(factory: object, spec: str, *arguments: str) -> Provider:
         raise UserError(f"provider {spec!r} is not a class or a function")
     try:
         provider = factory(*arguments)
-    except Exception as error:  # whatever a user's constructor raises is the user's message
+    except (Exception, SystemExit) as error:  # whatever a user's constructor raises is the user's message
         raise UserError(f"provider {spec!r} can't be made: {type(error).__name__}: {error}") from error
     if not isinstance(provider, Provider):
         raise UserError(f"provider {spec!r} lacks a `name` or a `supports(need)` method")
@@ -143,7 +144,7 @@ def _file_attribute(path: Path, attribute: str) -> object:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever a user's file raises is the user's message
+    except (Exception, SystemExit) as error:  # whatever a user's file raises is the user's message
         raise UserError(f"{path} failed to import: {type(error).__name__}: {error}") from error
     if not hasattr(module, attribute):
         raise UserError(f"{path} has no {attribute!r}")

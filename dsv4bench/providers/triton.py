@@ -4,6 +4,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+import torch
 import triton
 
 from dsv4bench.providers import triton_projection as projection
@@ -35,6 +36,11 @@ class TritonProvider:
     """Fused Triton kernels on NVIDIA GPUs, over fp8 and bf16 caches."""
 
     name = "triton"
+
+    def unavailable(self) -> str:
+        """Why nothing runs on this machine, if so."""
+        ready = torch.cuda.is_available() or triton.knobs.runtime.interpret
+        return "" if ready else "torch sees no NVIDIA GPU here"
 
     def supports(self, need: Need) -> Support:
         """CUDA (or Triton's interpreter), bf16 activations, fp8 or bf16 caches, fp4 for the indexer."""

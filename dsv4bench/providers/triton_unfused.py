@@ -3,6 +3,7 @@
 What a fusion saves is told from what a fast kernel saves: ``eager`` is the naive baseline, this is the competent one.
 """
 
+import torch
 import triton
 from dsv4_kernels import triton_unfused
 
@@ -17,6 +18,11 @@ class TritonUnfusedProvider:
     """A kernel per step on NVIDIA GPUs; V4's fused stages only."""
 
     name = "triton-unfused"
+
+    def unavailable(self) -> str:
+        """Why nothing runs on this machine, if so."""
+        ready = torch.cuda.is_available() or triton.knobs.runtime.interpret
+        return "" if ready else "torch sees no NVIDIA GPU here"
 
     def supports(self, need: Need) -> Support:
         """CUDA (or Triton's interpreter), V4 layers, fp8 or bf16 main caches, fp8 or fp4 indexer."""

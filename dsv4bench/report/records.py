@@ -78,11 +78,12 @@ def records_markdown(records: Sequence[Record], shown: Shown | None = None) -> s
 
 
 def records_csv(records: Sequence[Record]) -> str:
-    """CSV with a header."""
+    """CSV with a header; a list is its items, separated by blanks."""
     text = io.StringIO()
     writer = csv.DictWriter(text, _keys(records), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(records)
+    for record in records:
+        writer.writerow({key: " ".join(value) if isinstance(value, list) else value for key, value in record.items()})
     return text.getvalue()
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Literal, Self
 
@@ -12,7 +13,7 @@ SCHEMA_VERSION = 1
 
 
 class Status(StrEnum):
-    """How a case ended. Numbers are present if and only if it is ``ok``."""
+    """How a case ended. Measured numbers are present if and only if it is ``ok``."""
 
     OK = "ok"
     INCORRECT = "incorrect"
@@ -148,15 +149,26 @@ class StageRow(Model):
 
 
 class MemoryFigures(Model):
-    """KV bytes of the case's layer for the whole batch: by the design's arithmetic, in pages, as allocated."""
+    """KV bytes of the case's layer for the whole batch, of a model those of all its layers.
+
+    The first two are predicted from the case alone, the third is measured.
+    """
 
     ideal_bytes: int
+    """By the design's arithmetic."""
     engine_bytes: int | None = None
+    """In pages of the case's layout."""
     measured_bytes: int | None = None
+    """Allocated storage that the step's block tables point to; None where layers of a model shared their caches."""
 
 
 class Row(Model):
-    """A case's result."""
+    """A case's result.
+
+    What was measured (times, accuracy, compile seconds, energy, measured bytes) stands in it if and only if it is
+    ``ok``. The bytes that are predicted from the case (`MemoryFigures`) stand in every row: they say what a case that
+    ran out of memory would have needed.
+    """
 
     schema_version: int = SCHEMA_VERSION
     case_id: str
@@ -187,14 +199,27 @@ class Row(Model):
         """Floor over the time of the layer, as of a stage."""
         return _floor_share(self.floor, self.layer)
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with other fields, held to the rules of a new row (pydantic's own copy is held to none)."""
+        return type(self).model_validate(dict(super().model_copy(deep=deep)) | dict(update or {}))
+
     @model_validator(mode="after")
     def _numbers_if_and_only_if_ok(self) -> Self:
-        timed = self.layer is not None or any(stage.timing for stage in self.stages)
-        memory_only = self.case.get("scenario_kind") == "memory"
-        if self.status is Status.OK and not timed and not memory_only:
-            raise ValueError("a row that is ok has a time")
-        if self.status is not Status.OK and timed:
-            raise ValueError(f"a row that is {self.status.value} may not carry a time")
         if self.status is not Status.OK and not self.reason:
             raise ValueError(f"a row that is {self.status.value} says why")
+        timed = self.layer is not None or any(stage.timing for stage in self.stages)
+        measured = {
+            "a time": timed,
+            "an accuracy": self.accuracy is not None or any(stage.accuracy for stage in self.stages),
+            "compile seconds": self.compile_seconds is not None,
+            "an energy": self.energy_joules is not None,
+            "measured bytes": self.memory is not None and self.memory.measured_bytes is not None,
+        }
+        if self.status is not Status.OK and (found := [what for what, is_there in measured.items() if is_there]):
+            raise ValueError(f"a row that is {self.status.value} may not carry {found[0]}")
+        memory_only = self.case.get("scenario_kind") == "memory"
+        if self.status is Status.OK and memory_only and self.memory is None:
+            raise ValueError("a memory row that is ok has bytes")
+        if self.status is Status.OK and not memory_only and not timed:
+            raise ValueError("a row that is ok has a time")
         return self

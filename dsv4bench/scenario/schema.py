@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -236,6 +237,14 @@ ProviderEntry = Annotated[
 ]
 
 
+def _from_here(entry: ProviderEntry) -> ProviderEntry:
+    """A provider's file by its path from the working directory: a case's id is the same wherever that lies."""
+    if isinstance(entry, dict):
+        return {key: str(_from_here(name)) for key, name in entry.items()}
+    path, here = Path(entry), Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else entry
+
+
 class Scenario(Section):
     """A scenario: a grid of cases and how to time them."""
 
@@ -279,7 +288,7 @@ class Scenario(Section):
                 if "default" not in entry:
                     raise ValueError("a provider mapping needs the key 'default'")
                 require_stages(key for key in entry if key != "default")
-        return entries
+        return [_from_here(entry) for entry in entries]
 
     @field_validator("stages")
     @classmethod

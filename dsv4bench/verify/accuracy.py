@@ -158,11 +158,8 @@ def _attention(
             snr = min(snr, snr_db(decoded, values))
     _, lse = _call(providers, "sparse_attention", q=q.to(dtype), **arguments)
     _, right = _call({}, "sparse_attention", q=q.to(dtype).float(), **exact_arguments)
-    insert = {LayerKind.DSA: "latent_insert", LayerKind.SWA: "query_norm_rope_insert"}.get(
-        kind, "compress_norm_rope_insert"
-    )
     error = float((lse.float() - right).abs().max())
-    return {"sparse_attention": {"lse_error_fp32": error}, insert: {"snr_db": snr}}
+    return {"sparse_attention": {"lse_error_fp32": error}, _INSERTS[kind]: {"snr_db": snr}}
 
 
 def _source(part: str, format: EntryFormat, values: torch.Tensor, tokens: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ A check needs only the stage's arguments and outputs, so the conformance suite a
 copied, and of a long step only a sample of the tokens is compared.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -33,6 +33,18 @@ LONG_CONTEXT = 65_536
 LONG_REQUESTS = 4
 SAMPLED_TOKENS = {"cuda": 256, "cpu": 32}
 """Tokens of a step that are compared, by device type."""
+
+
+MOST_KEPT = 2**28
+"""Bytes of an input up to which it is kept to see whether the stage leaves it alone."""
+_QUANTISED: dict[str, dict[str, tuple[torch.dtype | None, ...]]] = {
+    "indexer_query_rope_quant": {
+        "fp8": (torch.float8_e4m3fn, None, torch.float32),
+        "fp4": (torch.uint8, torch.uint8, torch.float32),
+    },
+    "inverse_rope_quant": {"fp8": (torch.float8_e4m3fn, torch.float32)},
+}
+"""Dtypes of quantised outputs by stage and precision, None where any will do; the reference's of other stages."""
 
 
 @dataclass(frozen=True)
@@ -130,11 +142,58 @@ def compare(name: str, arguments: dict[str, Any], outputs: Outputs, tokens: torc
     if outputs:
         actual = tuple(v[tokens] if isinstance(v, torch.Tensor) else v for v in outputs)
         expected = expected if isinstance(expected, tuple) else (expected,)
+        form = _form(name, arguments, actual, expected)
+        if form:
+            return StageCheck(name, (*found, *form))
         try:
             found += compare_outputs(name, arguments, actual, expected, tokens)
         except ValueError as error:
             found.append(exact("output", False, str(error)))
     return StageCheck(name, tuple(found))
+
+
+def kept_inputs(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Copies of the tensors that a stage must not change; caches, whose pages may share memory, and large ones aside.
+
+    Args:
+        arguments: keyword arguments that it is about to be called with.
+    """
+    return {
+        name: value.clone(memory_format=torch.contiguous_format)
+        for name, value in arguments.items()
+        if isinstance(value, torch.Tensor) and not name.endswith("cache") and value.nbytes <= MOST_KEPT
+    }
+
+
+def overwritten_inputs(arguments: Mapping[str, Any], before: Mapping[str, torch.Tensor]) -> Difference | None:
+    """What is wrong if any of a stage's inputs is no longer what it was before the stage ran."""
+    for name, kept in before.items():
+        now = arguments[name].contiguous()
+        if not torch.equal(now.view(torch.uint8), kept.view(torch.uint8)):
+            return exact("inputs", False, f"the stage has overwritten its input {name}; inputs are only read")
+    return None
+
+
+def _form(name: str, arguments: Mapping[str, Any], actual: Outputs, expected: Outputs) -> list[Difference]:
+    """Outputs of another dtype or shape than the contract's, which docs/stages.md gives."""
+    if name in _QUANTISED:
+        dtypes = _QUANTISED[name].get(arguments["precision"], ())
+        odd = [(got, dtype, None) for got, dtype in zip(actual, dtypes, strict=False)]
+    else:
+        odd = [(got, want.dtype, want.shape) for got, want in zip(actual, expected, strict=False)]
+    found = []
+    for got, dtype, shape in odd:
+        if not isinstance(got, torch.Tensor) or dtype is None:
+            continue
+        wide = name == "indexer_logits" and got.dim() == 2 and shape is not None and got.shape[1] >= shape[1]
+        if got.dtype != dtype or not (shape is None or wide or got.shape == shape):
+            right = f"{_named(dtype)} {list(got.shape if shape is None or wide else shape)}"
+            found.append(exact("output", False, f"returned {_named(got.dtype)} {list(got.shape)}, expected {right}"))
+    return found
+
+
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _run_reference(name: str, arguments: dict[str, Any]) -> Any:

@@ -176,7 +176,7 @@ def run_row(provider: Provider, row: Row, setting: Setting, *, allow: frozenset[
     with torch.no_grad():
         try:
             row.check(trial)
-        except Exception as error:  # what a provider returned can break whatever runs on it
+        except (Exception, SystemExit) as error:  # what a provider returned can break whatever runs on it
             trial.checks.append(raised("layer", error))
     seconds = time.perf_counter() - began
     checks, notes = tuple(trial.checks), tuple(trial.notes)

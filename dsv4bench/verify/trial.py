@@ -24,7 +24,7 @@ from dsv4bench.verify.difference import LAYER_COSINE, LAYER_TOLERANCE, Differenc
 from dsv4bench.verify.entries import WRITES
 from dsv4bench.verify.outputs import Outputs
 from dsv4bench.verify.sequences import Sequences, small_shape
-from dsv4bench.verify.stage_check import StageCheck, compare
+from dsv4bench.verify.stage_check import StageCheck, compare, kept_inputs, overwritten_inputs
 
 GUARDED_BYTES = 1 << 26
 """Caches up to this size are compared as a whole around a stage that writes them, so that stray writes show."""
@@ -148,7 +148,7 @@ class Trial:
         """
         if name not in self.implemented:
             return _reference(name, arguments)
-        guard = _snapshot(name, arguments)
+        guard, before = _snapshot(name, arguments), kept_inputs(arguments)
         try:
             outputs = stage_outputs(STAGE[name], getattr(self.provider, name)(**arguments, **(further or {})))
             check = compare(name, arguments, outputs)
@@ -157,11 +157,13 @@ class Trial:
             note = f"{name} is unsupported here: {error}"
             self.notes += [note] if note not in self.notes else []
             return _reference(name, arguments)
-        except Exception as error:  # a provider may raise anything; that is a finding, not a crash
+        except (Exception, SystemExit) as error:  # a provider may raise anything; that is a finding, not a crash
             check = raised(name, error)
             outputs = _reference(name, arguments)
         if guard is not None and check.ok:
             check = StageCheck(name, (*check.differences, _stray_writes(name, arguments, guard)))
+        if overwritten := overwritten_inputs(arguments, before):
+            check = StageCheck(name, (*check.differences, overwritten))
         self._record(check, (name, arguments))
         return outputs
 
@@ -172,7 +174,7 @@ class Trial:
                 return stage_outputs(STAGE[name], getattr(self.provider, name)(**arguments, **(further or {})))
             except NotImplementedError:
                 self.refused.add(name)
-            except Exception as error:  # as in ``stage``
+            except (Exception, SystemExit) as error:  # as in ``stage``
                 self._record(raised(name, error), (name, arguments))
         return _reference(name, arguments)
 
@@ -201,7 +203,7 @@ class Trial:
             self.failed_call = call
 
 
-def raised(stage: str, error: Exception) -> StageCheck:
+def raised(stage: str, error: BaseException) -> StageCheck:
     """The finding that a stage raised an exception."""
     first = next(iter(str(error).splitlines()), "")
     message = first if isinstance(error, UserError) else f"{type(error).__name__}: {first}"

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
+
 from dsv4bench.errors import UserError
 from dsv4bench.providers.base import SUPPORTED, Need, Support
 from dsv4bench.providers.vllm import attention, compressor, indexer, latent, projection, query, selection
 from dsv4bench.providers.vllm.choice import VARIANTS
-from dsv4bench.providers.vllm.library import Library, MissingError, shared
+from dsv4bench.providers.vllm.library import ABSENT, Library, MissingError, is_installed, shared
 from dsv4bench.providers.vllm.needs import case_problems, compressor_function, problems
 
 PADDED = ("query_norm_rope_insert", "sparse_attention")
@@ -45,6 +47,12 @@ class VllmProvider:
         self._variant, self._library = variant, library or shared()
         for name, run in self._stages().items():
             setattr(self, name, run)
+
+    def unavailable(self) -> str:
+        """Why nothing runs on this machine, as far as can be told without importing vLLM."""
+        if not is_installed():
+            return ABSENT
+        return "" if torch.cuda.is_available() else "torch sees no NVIDIA GPU here"
 
     def supports(self, need: Need) -> Support:
         """CUDA with fp8 caches, where the installed vLLM has what the stages need."""

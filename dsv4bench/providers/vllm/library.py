@@ -20,6 +20,7 @@ from typing import Any
 from dsv4bench.providers.vllm.release import KNOWN, Form, forms_for, release_of
 
 Function = Callable[..., Any]
+ABSENT = "vLLM is not installed here; pip install 'dsv4bench[vllm]'"
 
 
 class MissingError(NotImplementedError):
@@ -138,12 +139,19 @@ def installed_version() -> str:
     return found
 
 
+def is_installed() -> bool:
+    """Whether there is a vLLM, of whatever version and whether or not it can be imported."""
+    try:
+        return bool(version("vllm"))
+    except PackageNotFoundError:
+        return False
+
+
 @cache
 def _installed() -> tuple[str, str]:
-    try:
-        number = version("vllm")
-    except PackageNotFoundError:
-        return "", "vLLM is not installed here; pip install 'dsv4bench[vllm]'"
+    if not is_installed():
+        return "", ABSENT
+    number = version("vllm")
     try:
         quiet_import("vllm")
     except Exception as error:  # whatever it raises is the reason

@@ -236,7 +236,7 @@ def _shared(common: tuple[object, ...], out: torch.Tensor, k: int, width: int, c
     parts = triton.cdiv(width, per_program)
     per_part = triton.cdiv(4 * constants["K"], parts)
     groups = min(max(triton.next_power_of_2(per_part), 32), per_program // 2)
-    capacity = max(2048, 4 * constants["K"])
+    capacity = max(2048, 2 * _APART * constants["K"])
     values = torch.empty(tokens, capacity, dtype=torch.float32, device=device)
     index = torch.empty(tokens, capacity, dtype=torch.int32, device=device)
     maxima = torch.empty(tokens, parts, groups, dtype=torch.float32, device=device)

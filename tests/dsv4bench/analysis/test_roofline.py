@@ -5,7 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from dsv4bench.analysis.roofline import Floor, Peaks, floor, floors, from_cache, impossible_rate, serial_floor
+from dsv4bench.analysis.roofline import (
+    Floor,
+    Least,
+    Peaks,
+    floor,
+    floors,
+    from_cache,
+    impossible_rate,
+    least_traffic,
+    serial_floor,
+)
 from dsv4bench.model.cost import Cost, layer_costs
 from dsv4bench.model.gpus import gpu_named
 from dsv4bench.model.shape import V4_PRO, LayerKind
@@ -73,3 +83,30 @@ def test_bytes_above_the_datasheet_are_impossible_cold_and_cached_warm() -> None
     assert impossible_rate(work, 0.5e-3, H200, cold=False) == ""
     assert from_cache(work, 0.5e-3, H200)
     assert not from_cache(work, 1.1e-3, H200)
+
+
+@pytest.mark.parametrize(
+    ("cold", "overlap", "traffic"),
+    [
+        (True, False, 1100 + (800 - 200) + 0),
+        (False, False, 1000 + (800 - 200) + 0),
+        (True, True, 1100),
+        (False, True, 1000),
+    ],
+)
+def test_traffic_is_weights_and_what_exceeds_two_l2_fulls_a_stage(cold: bool, overlap: bool, traffic: int) -> None:
+    costs, weights = [Cost(1800, 1), Cost(250, 1)], [Cost(1000, 0), Cost(100, 0)]
+    assert least_traffic(costs, weights, 100, cold=cold, overlap=overlap) == traffic
+
+
+def test_weights_that_fit_the_l2_may_all_come_from_it_when_it_is_warm() -> None:
+    assert least_traffic([Cost(90, 1)], [Cost(90, 0)], 100, cold=False, overlap=False) == 0
+    assert least_traffic([Cost(90, 1)], [Cost(90, 0)], 100, cold=True, overlap=False) == 90
+
+
+def test_less_time_than_the_least_work_takes_is_impossible() -> None:
+    least = Least(2e-6, 4.8e6) + Least(1e-6, 4.8e6).times(2)
+    assert least == Least(4e-6, 14.4e6)
+    assert least.impossible(4.1e-6, H200) == ""
+    assert least.impossible(3.5e-6, H200).startswith("the FLOPs alone take 4 µs at the rates of the datasheet H200")
+    assert "the bytes from memory alone take 3 µs" in Least(0.0, 14.4e6).impossible(2.9e-6, H200)

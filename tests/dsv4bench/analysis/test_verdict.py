@@ -40,6 +40,16 @@ def test_a_clear_slowdown_regresses():
     assert verdict_on(evidence(0.05)) == (Outcome.REGRESSED, (Reason.ABOVE_TOLERANCE,))
 
 
+def test_a_verdict_from_fewer_than_ten_rounds_says_so_whatever_it_is():
+    for effect, outcome in ((0.05, Outcome.REGRESSED), (0.0, Outcome.PASS), (-0.05, Outcome.FASTER)):
+        for rounds, stored in ((9, None), (9, 8), (10, None), (10, 8)):
+            found = judge(SUBJECT, replace(evidence(effect), rounds=rounds, stored=stored), DEFAULT, 0.0)
+            assert found.outcome is outcome
+            assert (Reason.FEW_ROUNDS in found.reasons) == (rounds < 10)
+    weak = judge(SUBJECT, replace(evidence(0.05), rounds=9), DEFAULT, 0.0)
+    assert confirm(weak, evidence(0.0)).reasons == (Reason.NOT_CONFIRMED, Reason.FEW_ROUNDS)
+
+
 def test_a_clear_speedup_is_faster():
     assert verdict_on(evidence(-0.05)) == (Outcome.FASTER, (Reason.ABOVE_TOLERANCE,))
 

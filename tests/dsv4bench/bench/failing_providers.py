@@ -20,6 +20,17 @@ class Wrong(EagerProvider):
         return q_latent * 1.1, kv
 
 
+class Clears(EagerProvider):
+    """Selects rightly, and leaves nothing of the logits by which that could be told."""
+
+    name = "clears"
+
+    def topk(self, *, logits, **arguments):
+        chosen = super().topk(logits=logits, **arguments)
+        logits.zero_()
+        return chosen
+
+
 class Raises(EagerProvider):
     name = "raises"
 

@@ -14,7 +14,7 @@ from dsv4bench.analysis.verdict import PRESETS, Outcome
 from dsv4bench.bench.ab import Contest, Party, decide, joined, measure_sides
 from dsv4bench.bench.checkout import Checkout
 from dsv4bench.bench.device import Device
-from dsv4bench.bench.messages import Done, Found, Go, Measure, Measured, Probe, Ready, Working
+from dsv4bench.bench.messages import Done, Found, Go, Measure, Measured, Probe, Ready, Settled, Took, Working
 from dsv4bench.errors import MeasurementError, UserError
 from dsv4bench.results.row import Round, StageRow, Status, Timing
 from dsv4bench.results.run_directory import read_run
@@ -34,6 +34,8 @@ class Stage:
         self.workers: list[SimulatedWorker] = []
         self.fate: dict[tuple[str, int], Any] = {}
         """(side, round) → an exception to raise, or a status to end with."""
+        self.hot: list[tuple[str, int, int]] = []
+        """(side, round, attempt) that throttle."""
 
     def make_worker(self, log: Path, checkout: Checkout | None) -> Any:
         worker = SimulatedWorker(self, "b" if checkout else "a")
@@ -49,22 +51,26 @@ class SimulatedWorker:
         self.outbox: deque[Any] = deque()
         self.rounds: list[Round] = []
         self.task: Measure | None = None
+        self.attempt = self.repeated = 0
+        self.last: Round | None = None
 
     def send(self, message: Any) -> None:
         if isinstance(message, Probe):
             self.outbox.append(Found(Device("cpu", timers={"wall": ""})))
         elif isinstance(message, Measure):
             assert message.in_turns
-            self.task, self.rounds = message, []
+            self.task, self.rounds, self.attempt, self.repeated = message, [], 0, 0
             self.outbox += [Working(message.cases[0].case_id, "preparing"), Ready(message.settings.first_round)]
         elif isinstance(message, Go):
             self._take_turn()
+        elif isinstance(message, Settled):
+            self._settle(message)
 
     def _take_turn(self) -> None:
         assert self.task is not None
         settings, [case] = self.task.settings, self.task.cases
         index = settings.first_round + len(self.rounds)
-        self.stage.events.append(f"{self.side}{index}")
+        self.stage.events.append(f"{self.side}{index}" + "'" * self.attempt)
         fate = self.stage.fate.get((self.side, index))
         if isinstance(fate, Exception):
             self.outbox.append(fate)
@@ -74,9 +80,25 @@ class SimulatedWorker:
             return
         slow = 1 + self.stage.effect if self.side == "b" else 1.0
         value = BASE * slow * self.stage.random.lognormvariate(0.0, self.stage.sigma)
-        self.rounds.append(Round(index=index, seed=index, iterations=1, median=value, min=value, mad=0.0))
+        self.last = Round(index=index, seed=index, iterations=1, median=value, min=value, mad=0.0)
+        hot = (self.side, index, self.attempt) in self.stage.hot
+        self.outbox.append(Took(("hw_slowdown",) if hot else ()))
+
+    def _settle(self, settled: Settled) -> None:
+        assert self.task is not None
+        assert self.last is not None
+        settings, [case] = self.task.settings, self.task.cases
+        if settled.spoiled_by and self.repeated == settings.timing.rounds:
+            failed = settings.failed(case, Status.INVALID_THERMAL, f"throttled ({', '.join(settled.spoiled_by)})")
+            self.outbox += [Measured(failed), Done({})]
+            return
+        if settled.spoiled_by:
+            self.attempt, self.repeated = self.attempt + 1, self.repeated + 1
+        else:
+            self.attempt = 0
+            self.rounds.append(self.last)
         if len(self.rounds) < settings.timing.rounds:
-            self.outbox.append(Ready(index + 1))
+            self.outbox.append(Ready(settings.first_round + len(self.rounds), self.attempt))
             return
         layer = timing([item.median for item in self.rounds], None).model_copy(update={"rounds": self.rounds})
         found = settings.measured(case, layer=layer)
@@ -150,6 +172,65 @@ def test_rounds_are_interleaved_in_an_order_that_changes(tmp_path):
     rounds = [tuple(sorted(stage.events[index : index + 2])) for index in range(0, 20, 2)]
     assert rounds == [(f"a{number}", f"b{number}") for number in range(10)]
     assert {event[0] for event in stage.events[::2]} == {"a", "b"}
+
+
+def test_a_round_that_throttled_on_one_side_is_repeated_on_both(tmp_path):
+    stage = Stage()
+    stage.hot = [("a", 1, 0), ("b", 1, 1), ("b", 3, 0)]
+    a, b = measure_sides(contest(stage, CASES[:1]), tmp_path, silence, contest(stage, CASES[:1]).pairs())
+    turns = [tuple(sorted(stage.events[index : index + 2])) for index in range(0, len(stage.events), 2)]
+    assert turns[:7] == [
+        ("a0", "b0"),
+        ("a1", "b1"),
+        ("a1'", "b1'"),
+        ("a1''", "b1''"),
+        ("a2", "b2"),
+        ("a3", "b3"),
+        ("a3'", "b3'"),
+    ]
+    assert len(turns) == 10 + 3
+    indices = [[item.index for item in run.rows[0].layer.rounds] for run in (a, b)]
+    assert indices == [list(range(10))] * 2
+
+
+def test_a_repeated_round_has_an_order_of_its_own(tmp_path):
+    stage = Stage()
+    stage.hot = [("a", 0, attempt) for attempt in range(10)]
+    measure_sides(contest(stage, CASES[:1]), tmp_path, silence, contest(stage, CASES[:1]).pairs())
+    assert {event[0] for event in stage.events[:20:2]} == {"a", "b"}
+
+
+def test_a_side_that_never_cools_down_leaves_no_number_on_either(tmp_path):
+    stage = Stage()
+    stage.hot = [("b", 0, attempt) for attempt in range(11)]
+    a, b = measure_sides(contest(stage, CASES[:1]), tmp_path, silence, contest(stage, CASES[:1]).pairs())
+    assert [run.rows[0].status for run in (a, b)] == [Status.INVALID_THERMAL] * 2
+    assert a.rows[0].reason == b.rows[0].reason == "throttled (hw_slowdown)"
+    assert len(stage.events) == 2 * 11
+
+
+def test_a_side_whose_partner_is_gone_still_repeats_its_own_throttled_rounds(tmp_path):
+    stage = Stage()
+    stage.fate["b", 1] = EOFError()
+    stage.hot = [("a", 1, 0), ("a", 4, 0)]
+    a, b = measure_sides(contest(stage, CASES[:1]), tmp_path, silence, contest(stage, CASES[:1]).pairs())
+    assert (a.rows[0].status, b.rows[0].status) == (Status.OK, Status.RUNTIME_ERROR)
+    assert [event for event in stage.events if event.startswith("a")].count("a4'") == 1
+
+
+@pytest.mark.parametrize(("rounds", "says"), [(5, True), (10, False)])
+def test_a_comparison_of_fewer_than_ten_rounds_says_that_it_is_weak(tmp_path, rounds, says):
+    scenario = load_scenario(
+        "quickstart", [f"timing.rounds={rounds}", "layers=[swa]", "model=v4-flash", "workload.batch=1"]
+    )
+    cases = expand(scenario)[:1]
+    stage = Stage(sigma=0.001)
+    parties = (Party("here", scenario, cases), Party("git:new", scenario, cases, ELSEWHERE))
+    both = Contest(parties, "cpu", make_worker=stage.make_worker)
+    _, verdicts = decide(both, tmp_path, silence, lambda run: lambda subject, item: PRESETS["default"])
+    [verdict] = [verdict for verdict in verdicts if verdict.subject.metric == "time"]
+    assert verdict.outcome is Outcome.PASS
+    assert (Reason.FEW_ROUNDS in verdict.reasons) == says
 
 
 def test_both_sides_share_a_run_id_and_b_carries_the_commit_of_its_revision(tmp_path):

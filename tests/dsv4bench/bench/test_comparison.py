@@ -76,6 +76,18 @@ def test_a_row_says_what_its_cache_precisions_cost_beside_fp32(measure, indexer,
     assert 0 < numbers["sparse_attention"]["lse_error_fp32"] < 0.1
 
 
+def test_a_stage_that_overwrites_what_its_result_is_judged_by_is_incorrect(measure):
+    (one,), _ = measure(["Clears"], kind="stage", stages=["topk"], layers="c4a", workload={"context": 4096})
+    assert one.row.status is Status.INCORRECT
+    assert one.row.reason == "topk: inputs: the stage has overwritten its input logits; inputs are only read"
+
+
+def test_the_bytes_that_a_step_held_come_with_its_row(measure):
+    (one, bad), _ = measure(["eager", "Wrong"], workload={"context": 256, "batch": 2})
+    assert one.kv_bytes > 2 * 128 * 584
+    assert bad.kv_bytes is None
+
+
 def test_raw_samples_of_every_round_are_kept(measure):
     (one,), _ = measure(["eager"], timing={"rounds": 4, "iterations": FEWEST_SAMPLES, "warmup": 0})
     assert {record["round"] for record in one.samples} == {0, 1, 2, 3}

@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 from dsv4bench.bench.device import Device
-from dsv4bench.bench.environment import describe_environment, git_state, safe_variables
+from dsv4bench.bench.environment import READ_WHOLE, describe_environment, git_state, safe_variables
 
 IDENTITY = ("-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false")
 
@@ -42,6 +42,49 @@ def test_a_checkout_is_named_by_commit_and_by_what_is_uncommitted(tmp_path, monk
     _, second = git_state(tmp_path)
     assert None not in (first, second)
     assert first != second
+
+
+def test_files_that_git_neither_tracks_nor_ignores_are_uncommitted_unless_they_are_results(tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+
+    def git(*arguments):
+        subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True, capture_output=True)
+
+    git("init")
+    (tmp_path / ".gitignore").write_text("*.pyc\n")
+    git("add", ".gitignore")
+    git(*IDENTITY, "commit", "-m", "a")
+    below = tmp_path / "package"
+    below.mkdir()
+    (below / "cached.pyc").write_text("ignored")
+    for folder in ("out", "reports/baselines/h200", "package/reports/runs"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "manifest.json").write_text("{}")
+    (tmp_path / "package/reports/runs/manifest.json").unlink()
+
+    def dirty(folder=tmp_path):
+        return git_state(folder, tmp_path / "out")[1]
+
+    assert dirty() is None
+    assert git_state(tmp_path)[1] is not None, "a folder that is not the run's own counts"
+    monkeypatch.chdir(tmp_path)
+    assert git_state(tmp_path, Path("out"))[1] is None
+    (below / "kernel.py").write_text("1")
+    first = dirty()
+    (below / "kernel.py").write_text("2")
+    second = dirty()
+    (below / "kernel.py").rename(below / "other.py")
+    third = dirty()
+    assert None not in (first, second, third)
+    assert len({first, second, third}) == 3
+    assert dirty(below) is not None, "seen from a folder below the top as well"
+    (below / "other.py").unlink()
+    assert dirty() is None
+    (below / "nowhere").symlink_to("gone")
+    (below / "large").write_bytes(b"0" * (READ_WHOLE + 1))
+    large = dirty()
+    (below / "large").write_bytes(b"1" * (READ_WHOLE + 2))
+    assert dirty() not in (None, large)
 
 
 def test_an_archive_of_a_commit_says_which_it_is(tmp_path):

@@ -11,7 +11,7 @@ from dsv4bench.bench.settings import Settings
 from dsv4bench.bench.turns import group_pairs
 from dsv4bench.errors import MeasurementError, UserError
 from dsv4bench.model.shape import LayerKind
-from dsv4bench.results.row import Status
+from dsv4bench.results.row import Status, Timing
 from dsv4bench.scenario.case import CachePrecision, WeightChoice
 from dsv4bench.scenario.expand import expand
 from tests.dsv4bench.bench.small import small_scenario
@@ -42,6 +42,12 @@ class Script:
         worker = FakeWorker(self)
         self.workers.append(worker)
         return worker
+
+
+def row_of(settings, case, status):
+    if status is Status.OK:
+        return settings.measured(case, layer=Timing(median=1e-3, min=1e-3, mad=0.0))
+    return settings.failed(case, status, "fake")
 
 
 class FakeWorker:
@@ -77,8 +83,7 @@ class FakeWorker:
                 poisoned = True
                 break
         if not poisoned:
-            rows = [task.settings.failed(case, Status.SKIPPED, "fake") for case in task.cases]
-            self.inbox += [Measured(row.model_copy(update={"status": self.script.ends})) for row in rows]
+            self.inbox += [Measured(row_of(task.settings, case, self.script.ends)) for case in task.cases]
             self.inbox.append(Done({"timing": 1.0}))
 
     def receive(self, timeout):

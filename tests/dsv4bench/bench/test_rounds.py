@@ -51,6 +51,24 @@ def test_a_throttled_round_is_repeated_for_every_side_on_fresh_inputs():
     assert all(one.repeated == 1 and not one.spoiled_by for one in kept)
 
 
+def test_a_round_that_another_process_spoiled_is_repeated_here_as_well():
+    heard, turns = [], []
+    answers = iter([(), ("hw_slowdown",), (), ()])
+
+    def agree(reasons):
+        heard.append(reasons)
+        return (*reasons, *next(answers))
+
+    def take(turn):
+        turns.append((turn.round, turn.attempt))
+        return turn.round
+
+    (kept,) = run_rounds(["a"], 3, take, lambda result: (), base_seed=7, pair_id="p", agree=agree)
+    assert turns == [(0, 0), (1, 0), (1, 1), (2, 0)]
+    assert heard == [()] * 4
+    assert (kept.results, kept.repeated, kept.spoiled_by) == ((0, 1, 2), 1, ())
+
+
 def test_repetitions_are_bounded_by_the_rounds_asked_for():
     turns, kept = rounds(["a"], 5, spoil=lambda turn: ("sw_thermal_slowdown",))
     assert len(turns) == 1 + 5

@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 
 from dsv4bench.bench.device import Device
+from dsv4bench.bench.environment import git_state
 from dsv4bench.bench.execute import Executor
-from dsv4bench.bench.messages import Found, Traced, Working
-from dsv4bench.bench.session import Request, exit_code, make_manifest, resume_run, start_run, with_gaps
+from dsv4bench.bench.messages import Found, Measured, Traced, Working
+from dsv4bench.bench.session import Request, complete_row, exit_code, make_manifest, resume_run, start_run, with_gaps
+from dsv4bench.bench.settings import Settings
 from dsv4bench.bench.worker import START_TIMEOUT, Worker
 from dsv4bench.errors import IncomparableError, MeasurementError, UserError
 from dsv4bench.results.environment import Environment, GpuProcess
-from dsv4bench.results.row import Gaps, Row, Status
+from dsv4bench.results.row import Gaps, Row, StageRow, Status, Timing
 from dsv4bench.results.run_directory import CASES, MANIFEST, read_run, read_samples
 from dsv4bench.scenario.expand import expand
 from tests.dsv4bench.bench.small import small_scenario
@@ -32,6 +34,8 @@ FAILING = Path(__file__).with_name("failing_providers.py")
 def importable(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'kernels'}")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    # the checkout that these tests run from may change meanwhile
+    monkeypatch.setattr("dsv4bench.bench.environment.git_state", lambda folder, output: ("c0ffee", None))
 
 
 def request_of(scenario, **changes):
@@ -78,6 +82,7 @@ def test_a_run_is_journalled_with_everything_that_explains_it(tmp_path):
     assert row.contract.timer == "wall"
     assert row.memory.ideal_bytes == 128 * 584
     assert row.memory.engine_bytes >= row.memory.ideal_bytes
+    assert row.memory.measured_bytes >= row.memory.engine_bytes, "a block takes its whole row of the slab"
     assert row.repro == f"dsv4bench run small --only {row.case_id}"
     assert all(stage.bytes > 0 for stage in row.stages)
     assert 0 < row.extra["timer_share"] < 0.05
@@ -203,8 +208,21 @@ def test_a_row_knows_its_gaps_or_why_it_has_none():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"environment": {"cpu": "another processor"}}, "was begun with processor another processor and here it is"),
-        ({"environment": {"git_sha": "0" * 40}}, "was begun with commit 0000000000000000000000000000000000000000 and"),
+        ({"environment": {"cpu": "another"}}, "was begun with processor another \\(here .*\\); start a new run$"),
+        ({"environment": {"git_sha": "0ld"}}, "was begun with commit 0ld \\(here c0ffee\\); start a new run$"),
+        (
+            {"environment": {"git_dirty": "0ld"}},
+            "was begun with uncommitted changes 0ld \\(here none\\); start a new run$",
+        ),
+        ({"environment": {"release": "0ld"}}, "was begun with dsv4bench 0ld \\(here .*\\); start a new run$"),
+        *(
+            ({"environment": {name: "0ld"}}, f"was begun with {name} 0ld \\(here .*\\); start a new run$")
+            for name in ("python", "torch", "triton", "vllm", "cuda", "driver")
+        ),
+        (
+            {"environment": {"triton": "0ld", "python": "2.7"}},
+            "was begun with python 2.7 \\(here 3.*\\), triton 0ld \\(here none\\); start a new run$",
+        ),
         ({"side": "a"}, "is a side of an A/B run, and those are measured together; start `ab` anew"),
     ],
 )
@@ -223,6 +241,60 @@ def test_a_run_of_another_machine_or_code_or_a_side_is_not_resumed(tmp_path, cha
 def test_a_run_that_is_not_there_is_not_resumed(tmp_path):
     with pytest.raises(IncomparableError, match="no run at"):
         resume_run(tmp_path / "nowhere", lambda event: None)
+
+
+def test_a_run_in_its_own_repository_is_no_uncommitted_change_and_goes_on_where_nothing_else_is(tmp_path, monkeypatch):
+    def git(*arguments):
+        identity = ("-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
+
+    monkeypatch.setattr("dsv4bench.bench.environment.git_state", git_state)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.chdir(tmp_path)
+    scenario = small_scenario(tmp_path, kind="memory")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "a")
+    run = start_run(request_of(scenario), Path("out"), lambda event: None)
+    assert (run.manifest.environment.git_sha, run.manifest.environment.git_dirty) == (git_state(tmp_path)[0], None)
+    (tmp_path / "out" / CASES).write_text("")
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    assert not resume_run(Path("out"), lambda event: None).missing
+    (tmp_path / "out" / CASES).write_text("")
+    (tmp_path / "kernel.py").write_text("new")
+    with pytest.raises(UserError, match="out was begun with uncommitted changes none \\(here [0-9a-f]{12}\\)"):
+        resume_run(Path("out"), lambda event: None)
+
+
+@pytest.mark.parametrize(("begun", "resumed"), [(True, False), (False, True), (False, False)])
+def test_the_command_that_repeats_a_row_is_checked_or_not_as_the_row_was(tmp_path, begun, resumed):
+    scenario = small_scenario(tmp_path, kind="memory", layers=["swa", "c4a"])
+    path = tmp_path / "run"
+    first, second = start_run(request_of(scenario, check=begun), path, lambda event: None).rows
+    words = {True: "dsv4bench run small", False: "dsv4bench run small --no-check"}
+    assert first.repro == f"{words[begun]} --only {first.case_id}"
+    lines = (path / CASES).read_text().splitlines(keepends=True)
+    (path / CASES).write_text(lines[0])
+    kept, added = resume_run(path, lambda event: None, check=resumed).rows
+    assert kept == first
+    assert added.repro == f"{words[resumed]} --only {second.case_id}"
+    assert read_run(path).manifest.repro == words[begun].split()
+
+
+@pytest.mark.parametrize("status", [Status.OOM, Status.TIMEOUT])
+def test_a_case_without_numbers_keeps_the_bytes_predicted_for_it_and_no_measured_ones(tmp_path, status):
+    scenario = small_scenario(tmp_path)
+    (case,) = expand(scenario)
+    settings = Settings(scenario.timing, Device("cpu"))
+    environment = Environment(release="0", python="3", platform="Linux")
+    manifest = make_manifest(request_of(scenario), "run", Found(Device("cpu")), environment)
+    failed = complete_row(Measured(settings.failed(case, status, "why"), kv_bytes=7), case, settings, manifest, ["x"])
+    assert failed.memory.ideal_bytes == 128 * 584
+    assert failed.memory.measured_bytes is None
+    timing = Timing(median=1e-3, min=1e-3, mad=0.0)
+    stages = [StageRow(name=name, provider="eager", timing=timing) for name in case.stage_names]
+    ok = settings.measured(case, layer=timing, stages=stages)
+    assert complete_row(Measured(ok, kv_bytes=7), case, settings, manifest, ["x"]).memory.measured_bytes == 7
 
 
 def test_a_memory_scenario_needs_no_worker(tmp_path):

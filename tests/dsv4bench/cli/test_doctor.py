@@ -18,7 +18,7 @@ def by_topic(findings):
 
 
 def test_this_machine_is_described_as_json():
-    done = cli("doctor", "--device", "cpu", "--json")
+    done = cli("doctor", "--device", "cpu", "--format", "json")
     assert done.returncode == 0, done.stderr
     found = by_topic(Finding(**record) for record in json.loads(done.stdout))
     assert found["torch"][0].state == "ok"
@@ -36,7 +36,7 @@ def test_a_card_in_use_or_hot_is_a_warning(monkeypatch):
     assert [finding.state for finding in found["GPU 1"]] == ["ok", "warning", "warning"]
     assert found["GPU 1"][1].value == "throttled: hw_slowdown"
     assert found["GPU 1"][2].value == "in use by python7, 1.00 GiB"
-    assert found["ncu"][0].value == "/bin/ncu"
+    assert found["nsys"][0].value == "/bin/nsys"
 
 
 def test_what_is_missing_says_what_it_would_enable(monkeypatch):
@@ -46,7 +46,7 @@ def test_what_is_missing_says_what_it_would_enable(monkeypatch):
     assert found["NVML"][0] == Finding(
         "NVML", "missing", "NVML: Driver Not Loaded", "clocks, throttling, energy and co-tenants of an NVIDIA GPU"
     )
-    for topic in ("torch", "vllm", "nsys", "ncu"):
+    for topic in ("torch", "vllm", "nsys"):
         assert found[topic][0].state == "missing"
         assert found[topic][0].remedy
 

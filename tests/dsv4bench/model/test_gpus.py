@@ -1,7 +1,7 @@
 import pytest
 
 from dsv4bench.errors import UserError
-from dsv4bench.model.gpus import GPUS, gpu_named, gpu_of_device, parse_gpus
+from dsv4bench.model.gpus import DEVICES, GPUS, gpu_named, gpu_of_device, parse_gpus
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -46,7 +46,9 @@ def test_an_unknown_gpu_is_an_error_that_lists_the_known_ones_and_the_one_meant(
         ("NVIDIA H200 NVL", "H200-NVL"),
         ("NVIDIA H100 80GB HBM3", "H100"),
         ("NVIDIA GB200", "GB200"),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX-PRO-6000"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80G"),
+        ("NVIDIA B300 SXM6 AC", "B300"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX-PRO-6000"),
         ("AMD Instinct MI300X", "MI300X"),
         ("NVIDIA H20", "H20"),
     ],
@@ -57,5 +59,24 @@ def test_a_device_name_is_matched_to_its_gpu(device: str, name: str) -> None:
     assert found.name == name
 
 
-def test_an_unknown_device_name_matches_nothing() -> None:
-    assert gpu_of_device("NVIDIA GeForce RTX 3060") is None
+@pytest.mark.parametrize(
+    "device",
+    [
+        "NVIDIA GeForce RTX 3060",
+        "NVIDIA GH200 480GB",
+        "NVIDIA GH200 144G HBM3e",
+        "NVIDIA H100 NVL",
+        "NVIDIA H100 PCIe",
+        "NVIDIA H20-3e",
+        "NVIDIA H200 MIG 1g.18gb",
+        "NVIDIA A100 80GB PCIe",
+        "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+        "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+    ],
+)
+def test_a_card_that_only_looks_like_a_known_one_matches_nothing(device: str) -> None:
+    assert gpu_of_device(device) is None
+
+
+def test_every_known_gpu_has_a_device_name() -> None:
+    assert set(DEVICES.values()) == set(GPUS)

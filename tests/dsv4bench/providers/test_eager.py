@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from dsv4bench.model.shape import V3_2, V4_FLASH, LayerKind, ModelShape
 from dsv4bench.model.stage import STAGES, Stage
-from dsv4bench.providers.base import Need, missing_stages
+from dsv4bench.providers.base import Need, implemented_stages
 from dsv4bench.providers.eager import EagerProvider, entries, products, projection, workspace
 from dsv4bench.providers.reference import ReferenceProvider
 from dsv4bench.scenario.case import CachePrecision
@@ -172,7 +172,7 @@ def compare_layer(layer: Layer, workload: Workload, seed: int = 0) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_implements_every_stage(kind: LayerKind) -> None:
-    assert missing_stages(EAGER, kind) == ()
+    assert {stage.name for stage in STAGES[kind]} <= set(implemented_stages(EAGER))
 
 
 @pytest.mark.parametrize("kind", KINDS)

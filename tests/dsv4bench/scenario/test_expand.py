@@ -111,3 +111,17 @@ def test_all_and_none_put_everybody_or_nobody_on_a_boundary():
 
 def test_a_request_is_never_shorter_than_its_query():
     assert Workload("prefill", 2, 64, 64, "spread").seq_lens == (64, 64)
+
+
+def test_a_providers_file_has_the_same_id_wherever_the_working_directory_lies(tmp_path, monkeypatch):
+    found = []
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        file = f"{folder}/mine/topk.py:Mine"
+        providers = [file, {"default": "eager", "topk": file}, "/elsewhere/topk.py:Mine"]
+        cases = expand(scenario(layers="c4a", providers=providers))
+        found.append([(case.case_id, case.provider) for case in cases])
+    assert found[0] == found[1]
+    assert {choice.default for _, choice in found[0]} == {"mine/topk.py:Mine", "eager", "/elsewhere/topk.py:Mine"}
