@@ -105,6 +105,7 @@ def measure_sides(
     first_round: int = 0,
     rounds: int = 0,
     folder: Path | None = None,
+    swapped: bool = False,
 ) -> tuple[Run, Run]:
     """Measure both sides of some cases into run directories ``a`` and ``b``.
 
@@ -116,6 +117,7 @@ def measure_sides(
         first_round: number of the first round.
         rounds: how many; 0 for the scenario's own.
         folder: of the whole A/B run, where ``path`` is a part of it; nothing in it is an uncommitted change.
+        swapped: let the side begin that otherwise gets its memory second.
 
     Raises:
         UserError: no such device, a timing that can't be honest there, or a folder that holds a run.
@@ -126,7 +128,7 @@ def measure_sides(
         raise UserError(f"{path} already holds an A/B run; choose another --out")
     path.mkdir(parents=True, exist_ok=True)
     lanes = tuple(Lane(path / WORKER_LOG, party.checkout, contest.make_worker) for party in contest.parties)
-    turns = Turns((lanes[0], lanes[1]), contest.device)
+    turns = Turns((lanes[0], lanes[1]), contest.device, swapped=swapped)
     try:
         books = _open_books(contest, path, turns, pairs, rounds, first_round, folder or path)
         with watching(f"{rounds} rounds", [case for pair in pairs for case in pair], rounds) as listen:
@@ -218,8 +220,11 @@ def decide(
         have = {subject: findings.evidence[subject].rounds for subject in subjects}
         for rounds in sorted(set(have.values())):
             chosen = some([subject for subject in subjects if have[subject] == rounds])
-            where = path / f"more-{next(passes)}"
-            extra = measure_sides(contest, where, watching, chosen, first_round=rounds, rounds=rounds, folder=path)
+            number = next(passes)
+            where, swapped = path / f"more-{number}", number % 2 == 1
+            extra = measure_sides(
+                contest, where, watching, chosen, first_round=rounds, rounds=rounds, folder=path, swapped=swapped
+            )
             for side, run in zip(SIDES, extra, strict=True):
                 _append_rounds(path / side, run)
         findings.evidence.update(examine([read_run(path / SIDES[0])], read_run(path / SIDES[1])).evidence)
@@ -229,7 +234,9 @@ def decide(
         fresh = contest.rounds * 2**DOUBLINGS  # a round that no pass has had, so that its inputs are new
         rounds = max(findings.evidence[subject].rounds for subject in subjects)  # to see as clearly as the first time
         where, chosen = path / CONFIRM, some(subjects)
-        base, new = measure_sides(contest, where, watching, chosen, first_round=fresh, rounds=rounds, folder=path)
+        base, new = measure_sides(
+            contest, where, watching, chosen, first_round=fresh, rounds=rounds, folder=path, swapped=True
+        )
         return examine([base], new).evidence
 
     settled = settle(findings.evidence, limits_from(runs[1]), more if double else None, again if confirm else None)

@@ -79,22 +79,39 @@ class Lane:
             self.worker = None
 
 
-class Turns:
-    """Measures pairs of cases, one side each, in interleaved rounds."""
+BEFORE = -1
+"""Number of the round, as it were, in which both sides get their memory."""
 
-    def __init__(self, lanes: tuple[Lane, Lane], device: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._lanes, self._device, self._clock = lanes, device, clock
+
+class Turns:
+    """Measures pairs of cases, one side each, in interleaved rounds.
+
+    The side that gets its memory second can be the faster one for as long as the processes live, so which one begins is
+    drawn by the pair, and the other begins where a pass is ``swapped``.
+    """
+
+    def __init__(
+        self,
+        lanes: tuple[Lane, Lane],
+        device: str,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        swapped: bool = False,
+    ) -> None:
+        self._lanes, self._device, self._clock, self._swapped = lanes, device, clock, swapped
 
     def probe(self) -> tuple[Found, Found]:
-        """Start both workers and ask each for the device; then the first calibrates."""
-        first, second = self._lanes
+        """Start both workers and have each look at the device and calibrate, one after the other."""
         for lane in self._lanes:
             lane.launch(self._device)
-        first.found()
-        answer = second.found()
-        assert first.worker is not None
-        first.worker.send(Probe(self._device, calibrate=True))
-        return first.found(), answer
+        for lane in self._lanes:
+            lane.found()
+        return self._calibrated(self._lanes[0]), self._calibrated(self._lanes[1])
+
+    def _calibrated(self, lane: Lane) -> Found:
+        assert lane.worker is not None
+        lane.worker.send(Probe(self._device, calibrate=True))
+        return lane.found()
 
     def close(self) -> None:
         """Kill both workers."""
@@ -112,7 +129,9 @@ class Turns:
     def _measure(
         self, pair: Pair, group: Sequence[Pair], settings: tuple[Settings, Settings]
     ) -> Iterator[tuple[int, Event]]:
-        for side, lane in enumerate(self._lanes):
+        begins = order_of(settings[0].timing.seed, pair[0].pair_id, BEFORE, 0, 2)
+        for side in reversed(begins) if self._swapped else begins:
+            lane = self._lanes[side]
             if lane.worker is None:
                 lane.launch(self._device)
                 lane.found()

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,9 @@ class Worker:
         self.process = context.Process(
             target=serve, args=(theirs, str(log), dict(os.environ), checkout), name="dsv4bench-worker"
         )
-        # blocked across the start, so that a Ctrl-C reaches this process and never the worker
+        # blocked across the start, so that a Ctrl-C reaches this process and never the worker; starting the tracker of
+        # multiprocessing's resources, which a first start does, would unblock it again
+        resource_tracker.ensure_running()
         earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self.process.start()
@@ -175,7 +178,10 @@ def serve(connection: Connection, log: str, environment: dict[str, str], checkou
 
 def _redirect_output(log: str) -> None:
     """Whatever providers and libraries print goes to the log: stdout holds results and stderr the progress."""
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except FileNotFoundError:  # the run was given up, and its folder with it, before this process was there
+        sys.exit(1)
     sys.stdout.flush()
     sys.stderr.flush()
     os.dup2(descriptor, 1)

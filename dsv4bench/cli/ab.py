@@ -1,7 +1,5 @@
 """``dsv4bench ab``: two sides of a scenario in interleaved rounds."""
 
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -14,6 +12,7 @@ from dsv4bench.analysis.gate import LimitsOf
 from dsv4bench.analysis.selftest import limits_at
 from dsv4bench.analysis.verdict import PRESETS, Limits, Outcome
 from dsv4bench.cli.compare import print_comparison
+from dsv4bench.cli.flags import from_here
 from dsv4bench.cli.gate import Preset, noise_of
 from dsv4bench.cli.output import Format
 from dsv4bench.cli.run import RUNS, provider_override, selected_cases
@@ -73,7 +72,7 @@ def ab(
         path = out or new_run_path(RUNS, f"{parties[0].scenario.name}-ab")
         words = ["dsv4bench", "ab", scenario, "--a", a, "--b", b]
         words += [word for override in overrides or () for word in ("--set", override)]
-        contest = Contest(parties, device, arguments(), words, check)
+        contest = Contest(parties, device, from_here(), from_here(words), check)
         notes = [f"run: {path}"]
         limits = _limits(PRESETS[preset.value], selftest, notes)
         runs, verdicts = decide(contest, path, progress(path), limits, confirm=confirm, double=double)
@@ -127,9 +126,3 @@ def progress(path: Path) -> "Callable[[str, Sequence[Case], int], AbstractContex
             yield bar.see
 
     return watching
-
-
-def arguments() -> list[str]:
-    """The command line, paths below the working directory made relative."""
-    here = os.getcwd() + os.sep
-    return [word.replace(here, "") for word in sys.argv[1:]]

@@ -1,10 +1,18 @@
-"""Refusing flags that the mode chosen by another flag would silently ignore."""
+"""The command line as it was given: which flags, and which of them a mode would silently ignore."""
 
-from collections.abc import Set
+import os
+import sys
+from collections.abc import Sequence, Set
 
 import typer
 
 from dsv4bench.errors import UserError
+
+
+def from_here(words: Sequence[str] | None = None) -> list[str]:
+    """Words of a command, by default this process's, with paths below the working directory made relative to it."""
+    here = os.getcwd() + os.sep
+    return [word.replace(here, "") for word in (sys.argv[1:] if words is None else words)]
 
 
 def given_flags(call: typer.Context) -> dict[str, str]:

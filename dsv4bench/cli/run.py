@@ -1,9 +1,7 @@
 """``dsv4bench run``: measure a scenario."""
 
 import json
-import os
 import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +11,7 @@ import typer
 
 from dsv4bench.analysis.roofline import Peaks
 from dsv4bench.cli.cases import known_cases
-from dsv4bench.cli.flags import given_flags, refuse_beside, refuse_without
+from dsv4bench.cli.flags import from_here, given_flags, refuse_beside, refuse_without
 from dsv4bench.cli.output import Format, output_console, print_records, print_run
 from dsv4bench.errors import IncomparableError, MeasurementError, UserError
 from dsv4bench.model.gpus import gpu_named, gpu_of_device
@@ -147,9 +145,7 @@ def _measured(
     from dsv4bench.bench.session import Request, start_run
     from dsv4bench.cli.progress import RunProgress
 
-    here = os.getcwd() + os.sep
-    argv = [word.replace(here, "") for word in sys.argv[1:]]
-    request = Request(scenario, cases, device, argv, words, check)
+    request = Request(scenario, cases, device, from_here(), from_here(words), check)
     with RunProgress(cases, scenario.timing.rounds, path) as bar, _resumable(path, bar.see) as see:
         return start_run(request, path, see)
 

@@ -9,7 +9,8 @@ import typer
 from dsv4bench.analysis.gate import DOUBLINGS
 from dsv4bench.analysis.selftest import machine_noise, noise_at, with_stored
 from dsv4bench.analysis.verdict import GATEABLE, PRESETS
-from dsv4bench.cli.ab import arguments, progress
+from dsv4bench.cli.ab import progress
+from dsv4bench.cli.flags import from_here
 from dsv4bench.cli.output import Format, print_records
 from dsv4bench.cli.run import RUNS, selected_cases
 from dsv4bench.errors import MeasurementError, UserError
@@ -49,7 +50,7 @@ def selftest(
     if resolved.timing.rounds < 5:
         raise UserError("selftest needs timing.rounds of at least 5; 10 is what the gate uses")
     party = Party("here", resolved, selected_cases(resolved, only or []))
-    contest = Contest((party, party), device, arguments(), ["dsv4bench", "selftest", scenario])
+    contest = Contest((party, party), device, from_here(), ["dsv4bench", "selftest", scenario])
     path = out or new_run_path(RUNS, f"{resolved.name}-selftest")
     a, b = measure_sides(contest, path, progress(path), contest.pairs())
     noise = machine_noise(a.manifest, a.rows, b.rows)

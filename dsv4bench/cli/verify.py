@@ -75,6 +75,8 @@ def verify(
         refuse_beside("--replay", given, given.keys() - {"replay", "provider", "device", "format"})
         if not replay.is_file():
             raise UserError(f"--replay {replay}: no such file")
+    import torch
+
     from dsv4bench.verify.replay import replay as replay_file
     from dsv4bench.verify.replay import require_writable
     from dsv4bench.verify.suite import select_rows
@@ -87,6 +89,8 @@ def verify(
         outcomes, finished = [replay_file(replay, tried, device=None if device == "auto" else where)], True
     else:
         require_writable(save)
+        if quick and where == "cpu":
+            torch.set_num_threads(1)  # on shapes as small as these more threads wait for each other
         kinds = layer or list(LayerKind)
         _require_stages_of(kinds, only or [])
         plan = _plan(tried, select_rows(only or []), kinds, cache or [], where, quick, seed)

@@ -6,6 +6,7 @@ Nothing is imported before a provider is asked for, so that listing works withou
 import difflib
 import importlib
 import importlib.util
+import re
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -87,10 +88,17 @@ def require_known(spec: str) -> None:
     Raises:
         UserError: unknown name, a variant that a provider of this package doesn't have, or a missing file.
     """
-    path, _, _ = spec.rpartition(":")
+    path, _, attribute = spec.rpartition(":")
     if path.endswith(".py"):
         if not Path(path).is_file():
             raise UserError(f"no such provider file: {path}")
+        try:
+            words = re.findall(r"\w+", Path(path).read_text(encoding="utf-8", errors="replace"))
+        except OSError as error:
+            raise UserError(f"{path} can't be read: {error.strerror}") from error
+        if attribute not in words:
+            near = difflib.get_close_matches(attribute, dict.fromkeys(words), n=1)
+            raise UserError(f"{path} has no {attribute!r}" + (f"; did you mean {near[0]}?" if near else ""))
         return
     if spec.endswith(".py"):
         raise UserError(f"provider {spec}: say which class of the file, as {spec}:Class")

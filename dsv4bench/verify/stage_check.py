@@ -176,6 +176,7 @@ def overwritten_inputs(arguments: Mapping[str, Any], before: Mapping[str, torch.
 
 def _form(name: str, arguments: Mapping[str, Any], actual: Outputs, expected: Outputs) -> list[Difference]:
     """Outputs of another dtype or shape than the contract's, which docs/stages.md gives."""
+    odd: list[tuple[Any, torch.dtype | None, torch.Size | None]]
     if name in _QUANTISED:
         dtypes = _QUANTISED[name].get(arguments["precision"], ())
         odd = [(got, dtype, None) for got, dtype in zip(actual, dtypes, strict=False)]

@@ -31,6 +31,7 @@ class Stage:
     def __init__(self, effect: float = 0.0, sigma: float = 0.01, seed: int = 7) -> None:
         self.effect, self.sigma, self.random = effect, sigma, random.Random(seed)
         self.events: list[str] = []
+        self.prepared: list[str] = []
         self.workers: list[SimulatedWorker] = []
         self.fate: dict[tuple[str, int], Any] = {}
         """(side, round) → an exception to raise, or a status to end with."""
@@ -59,6 +60,7 @@ class SimulatedWorker:
             self.outbox.append(Found(Device("cpu", timers={"wall": ""})))
         elif isinstance(message, Measure):
             assert message.in_turns
+            self.stage.prepared.append(self.side)
             self.task, self.rounds, self.attempt, self.repeated = message, [], 0, 0
             self.outbox += [Working(message.cases[0].case_id, "preparing"), Ready(message.settings.first_round)]
         elif isinstance(message, Go):
@@ -172,6 +174,17 @@ def test_rounds_are_interleaved_in_an_order_that_changes(tmp_path):
     rounds = [tuple(sorted(stage.events[index : index + 2])) for index in range(0, 20, 2)]
     assert rounds == [(f"a{number}", f"b{number}") for number in range(10)]
     assert {event[0] for event in stage.events[::2]} == {"a", "b"}
+
+
+def test_the_side_that_gets_its_memory_first_changes_by_case_and_pass(tmp_path):
+    stage = Stage()
+    who = contest(stage, CASES)
+    for name, swapped in (("plain", False), ("swapped", True)):
+        measure_sides(who, tmp_path / name, silence, who.pairs(), swapped=swapped)
+    cases = len(who.pairs())
+    firsts = stage.prepared[::2]
+    assert sorted(stage.prepared) == ["a"] * 2 * cases + ["b"] * 2 * cases
+    assert all(one != other for one, other in zip(firsts[:cases], firsts[cases:], strict=True))
 
 
 def test_a_round_that_throttled_on_one_side_is_repeated_on_both(tmp_path):

@@ -91,6 +91,16 @@ def test_every_row_carries_the_command_that_reproduces_it(done, folder):
     assert [case["id"] for case in json.loads(again.stdout)] == [run.rows[0].case_id]
 
 
+def test_the_command_of_an_unchecked_row_leaves_the_check_out_as_well(folder):
+    (folder / "bytes.yaml").write_text("name: bytes\nkind: memory\nmodel: small.json\nworkload: {context: 256}\n")
+    ran = cli("run", "bytes.yaml", "--no-check", "--out", "bytes", cwd=folder)
+    assert ran.returncode == 0, ran.stderr
+    run = read_run(folder / "bytes")
+    assert run.rows[0].repro == f"dsv4bench run bytes.yaml --no-check --only {run.rows[0].case_id}"
+    again = cli(*run.rows[0].repro.split()[1:], "--dry-run", cwd=folder)
+    assert again.returncode == 0, again.stderr
+
+
 def test_a_finished_run_is_resumed_to_itself(done, folder):
     again = cli("run", "--resume", "out", "--format", "json", cwd=folder)
     assert again.returncode == 0, again.stderr

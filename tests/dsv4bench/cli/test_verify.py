@@ -238,6 +238,8 @@ def test_nothing_checked_is_not_a_pass(provider):
         (["--provider", "nobody"], "unknown provider"),
         (["--replay", "missing.pt"], "no such file"),
         (["--replay", "missing.pt", "--only", "7"], "--replay does not read --only"),
+        (["--only", "topk", "--layer", "swa"], "--only topk: layers of kind swa have no such stage"),
+        (["--provider", "eager,topk=mine.py:Mine"], "verify takes one provider and fills in stages that it lacks"),
         (["--allow", "foo"], "--allow foo: no such deviation; the known ones are scale-floor, bf16-keys"),
     ],
 )
