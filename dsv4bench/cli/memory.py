@@ -31,7 +31,7 @@ from dsv4bench.model.shape import ModelShape
 from dsv4bench.report.memory_plots import check_target, plot_memory
 from dsv4bench.report.memory_tables import VIEWS, memory_sections
 from dsv4bench.report.sections import Section, print_sections, to_csv, to_markdown
-from dsv4bench.scenario.sizes import parse_bytes, parse_tokens
+from dsv4bench.scenario.sizes import LARGEST, parse_bytes, parse_tokens
 
 CSV_HAS_NOT = frozenset(("explain", "available", "gpu", "num_blocks"))
 """What only adds sections beside the first, which is all that CSV holds."""
@@ -103,6 +103,9 @@ def memory(
         _bytes(weights, "--weights"), _bytes(activations, "--activations"), _bytes(cuda_graphs, "--cuda-graphs")
     )
     budget = _budget(deployment, allocator, available, num_blocks, gpu, utilization, sizes, logits_budget)
+    if length < 1 and (budget is not None or num_blocks is not None or simulate is not None):
+        flag = "--ctx" if longest is None else "--max-model-len"
+        raise UserError(f"{flag} must be at least 1, got {length}: what fits is counted in requests that have tokens")
     if simulate is not None:
         speed = Rates(prefill=_tokens(prefill_rate, "--prefill-rate") or 0, decode=decode_rate)
         trace = (simulate, _tokens(requests, "--requests") or 0, rate)
@@ -197,8 +200,9 @@ def _budget(
         raise UserError("give one of --available, --gpu and --num-blocks")
     if engine is None and (available is not None or gpu is not None or num_blocks is not None):
         raise UserError("capacity needs an allocator: give --engine, such as --engine vllm")
-    if num_blocks is not None and num_blocks < 1:
-        raise UserError(f"--num-blocks must be at least 1, got {num_blocks}")
+    if num_blocks is not None and not 1 <= num_blocks <= LARGEST:
+        limit = "at least 1" if num_blocks < 1 else f"at most {LARGEST:,}"
+        raise UserError(f"--num-blocks must be {limit}, got {num_blocks:,}")
     chunked = _bytes(logits, "--logits-budget")
     if chunked is None and isinstance(engine, Vllm):
         chunked = VLLM_LOGITS_BUDGET

@@ -118,7 +118,9 @@ Fixed = Annotated[
     _option("Request-scoped state taken off the pool, as logged. Default: none.", "--fixed-state", panel=_SGLANG),
 ]
 CacheType = Annotated[str | None, _option("Type of cache values: f16 (default) or q8_0.", "--cache-type", panel=_LLAMA)]
-Cells = Annotated[int | None, _option("Cells of the window cache. Default: 768.", "--window-cells", panel=_LLAMA)]
+Cells = Annotated[
+    int | None, _option("Cells of the window cache. Default: 768 for a window of 128.", "--window-cells", panel=_LLAMA)
+]
 Measure = Annotated[
     bool, typer.Option("--measure", help="Allocate the blocks and ask the device.", rich_help_panel=_MORE)
 ]

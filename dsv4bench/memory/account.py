@@ -85,7 +85,7 @@ class Account:
     @property
     def checked(self) -> bool:
         """Whether a log of a real server agrees with this configuration."""
-        return self.engine is not None and self.engine.is_checked(self.deployment)
+        return self.engine is not None and self.engine.is_checked(self.deployment, self.context)
 
 
 def view_of(deployment: Deployment, engine: Engine | None, context: int) -> View:

@@ -4,6 +4,14 @@ from dataclasses import dataclass, replace
 
 from dsv4bench.errors import UserError
 from dsv4bench.model.shape import PRESETS, LayerKind, ModelShape
+from dsv4bench.scenario.sizes import LARGEST
+
+_BOUNDS = {
+    "max_num_batched_tokens": (1, LARGEST), "in_flight_tokens": (1, LARGEST), "mtp": (0, LARGEST), "tp": (1, LARGEST),
+    "dp": (1, LARGEST), "pp": (1, LARGEST), "dcp": (1, LARGEST), "c4_state_rows": (1, 128), "c128_state_rows": (0, 128),
+    "window_cells": (1, LARGEST),
+}  # fmt: skip
+"""Least and most of the fields that are counts. A row of state for every token of the window is more than any needs."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +38,7 @@ class Deployment:
         c128_state_rows: c128 state rows per window token (SGLang); None for the version's default.
         fixed_state_bytes: request-scoped state that SGLang takes off its pool first.
         cache_type: ``f16`` or ``q8_0`` (llama.cpp).
-        window_cells: cells of the sliding-window cache (llama.cpp).
+        window_cells: cells of the sliding-window cache (llama.cpp); None to derive them from the window.
     """
 
     shape: ModelShape
@@ -52,14 +60,14 @@ class Deployment:
     c128_state_rows: int | None = None
     fixed_state_bytes: int = 0
     cache_type: str = "f16"
-    window_cells: int = 768
+    window_cells: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_num_batched_tokens", "tp", "dp", "pp", "dcp", "window_cells"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
-        if self.mtp < 0:
-            raise UserError(f"--mtp must be at least 0, got {self.mtp}")
+        for name, (least, most) in _BOUNDS.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                limit = f"at least {least}" if value < least else f"at most {most:,}"
+                raise UserError(f"--{name.replace('_', '-')} must be {limit}, got {value:,}")
         if self.mtp and not self.shape.mtp_layers:
             raise UserError(f"--mtp {self.mtp}: {self.shape.name} has no MTP layer")
         if self.pp > len(self.shape.layers):

@@ -1,107 +1,55 @@
-"""A fast allocator for long traces: the rules of `BlockAllocator`, counted in runs of blocks instead of block by block.
+"""A fast allocator for long traces: the rules of `BlockAllocator`, counted by segments instead of block by block.
 
-Blocks that are freed together and can only be reused together form a run: the compressed blocks of a 256-token segment,
-and the window and state blocks at its end. Everything else is a number. While all requests advance in whole segments
-its counts equal those of `BlockAllocator`; in between, the window blocks of the last boundary are held until all of
-them have passed, at most one tail a request, and a run is evicted as a whole.
-
-How many blocks a window holds depends on the position within 256 tokens only, so it is tabled once.
+Blocks that are freed together and can only be reused together count as one: the compressed blocks of a 256-token
+segment, and its *tail*, the window and state blocks at its end. Segments that follow one another are handled together,
+as a `Run`, and everything else is a number. While all requests advance in whole segments the counts equal those of
+`BlockAllocator`; in between, the blocks of the last tail are held until all of them have passed, at most one tail a
+request, and they are evicted together.
 """
 
-from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from dsv4bench.memory.allocator import OutOfBlocksError, retains, tail_blocks
+from dsv4bench.memory.allocator import OutOfBlocksError, retains
+from dsv4bench.memory.counts import unpack
 from dsv4bench.memory.layout import Group
 from dsv4bench.memory.page import BLOCK_TOKENS
+from dsv4bench.memory.runs import FreeQueue, RunIndex
+from dsv4bench.memory.windows import WindowTable
 
-
-class _Run:
-    """Blocks that live and die together.
-
-    ``index`` is where the run can be found by its content, None if nowhere; ``stale`` counts entries in the queue that
-    a reuse has made void.
-    """
-
-    __slots__ = ("content", "index", "refs", "stale", "weight")
-
-    def __init__(self, weight: int, content: int, index: "dict[int, _Run] | None") -> None:
-        self.weight = weight
-        self.content = content
-        self.index = index
-        self.refs = 1
-        self.stale = 0
+_Part = tuple[int, int, int]
+"""Segments of a request with numbers in one chain: the first, one more than the last, what to add for the number."""
 
 
 class _Request:
-    __slots__ = ("computed", "content", "full", "loose", "partial", "prompt", "tails", "window")
+    """A live request.
 
-    def __init__(self, prompt: int, content: Sequence[int], window: tuple[int, ...]) -> None:
+    Attributes:
+        prompt: its prompt tokens.
+        parts: its segments that have numbers, in order.
+        computed: tokens in the cache.
+        private: completed ones of these segments that cannot be found, since others have the same content.
+        partial: compressed blocks of the segment that is not complete.
+        loose: blocks of the sliding groups that belong to no tail.
+        tails: the tails it holds, by the segments they end: first segment, its number, and how many follow one another.
+        window: blocks it holds of each sliding group, as a `pack`.
+    """
+
+    __slots__ = ("computed", "loose", "partial", "parts", "private", "prompt", "tails", "window")
+
+    def __init__(self, prompt: int, content: Sequence[range]) -> None:
         self.prompt = prompt
-        self.content = content
+        self.parts: list[_Part] = []
+        first = 0
+        for part in content:
+            last = first + part.stop - part.start
+            self.parts.append((first, last, part.start - first))
+            first = last
         self.computed = 0
-        self.full: list[_Run] = []
+        self.private: list[tuple[int, int]] = []
         self.partial = 0
         self.loose = 0
-        self.tails: list[tuple[int, _Run]] = []
-        self.window = window
-
-
-class _Step(NamedTuple):
-    """What a step does to the sliding groups: blocks that stay of the ones before, new ones, and what is held then."""
-
-    kept: int
-    fresh: int
-    churn: int
-    held: tuple[int, ...]
-
-
-class _Windows:
-    """Tables of what the sliding groups hold, by position within a segment."""
-
-    def __init__(self, groups: Sequence[Group], *, drafts: bool) -> None:
-        self.sizes = [(group.tokens, group.window, tail_blocks(group, drafts=drafts)) for group in groups]
-        self.names = [group.name for group in groups]
-        self.widest = max((group.window for group in groups), default=0)
-        if self.widest > BLOCK_TOKENS:
-            raise ValueError(f"windows longer than {BLOCK_TOKENS} tokens are not tabled, got {self.widest}")
-        self.tail = sum(tail for _, _, tail in self.sizes)
-        self.between = sum(BLOCK_TOKENS // tokens for tokens, _, _ in self.sizes) - self.tail
-        self._overlap = [
-            sum(max(0, min(tail, -(-(256 - max(0, 256 + d - w + 1)) // t))) for t, w, tail in self.sizes)
-            for d in range(max(1, self.widest))
-        ]
-        self._nothing = (0,) * len(self.sizes)
-        self._at_boundary = tuple(BLOCK_TOKENS // t - (BLOCK_TOKENS - w) // t for t, w, _ in self.sizes)
-        self._steps: dict[tuple[int, int, bool], _Step] = {}
-
-    def held(self, computed: int) -> tuple[int, ...]:
-        """Blocks by group that the window of the last computed token reaches, at a multiple of 256."""
-        return self._at_boundary if computed else self._nothing
-
-    def overlap(self, position: int, tails: Sequence[tuple[int, _Run]]) -> int:
-        """Blocks of the given tails that the window of the token at ``position`` still reaches."""
-        return sum(self._overlap[position - boundary] for boundary, _ in tails)
-
-    def step(self, start: int, tokens: int, *, rolling: bool) -> _Step:
-        """A step of ``tokens`` after ``start``; ``rolling`` slides the windows in between."""
-        key = (start if start < BLOCK_TOKENS else BLOCK_TOKENS + start % BLOCK_TOKENS, tokens, rolling)
-        found = self._steps.get(key)
-        if found is None:
-            found = self._steps[key] = self._step(key[0], key[0] + tokens, rolling=rolling)
-        return found
-
-    def _step(self, start: int, end: int, *, rolling: bool) -> _Step:
-        kept, fresh, churn, held = 0, 0, 0, []
-        for t, w, _ in self.sizes:
-            before, after = -(-start // t), -(-end // t)
-            passed = max(0, (end - 1 if rolling else start) - w + 1) // t
-            kept += max(0, before - passed)
-            fresh += after - before
-            churn += max(0, min(after, passed) - before) if rolling else 0
-            held.append(after - passed)
-        return _Step(kept, fresh, churn, tuple(held))
+        self.tails: list[tuple[int, int, int]] = []
+        self.window = 0
 
 
 class RunAllocator:
@@ -112,6 +60,11 @@ class RunAllocator:
         num_blocks: size of the pool.
         retention: see `BlockAllocator`.
         drafts: see `BlockAllocator`.
+
+    Attributes:
+        names: of the groups.
+        packed: blocks in use by group, as a `pack`; a window block that two requests share counts for both.
+        hit_tokens: prompt tokens found in the cache.
     """
 
     def __init__(
@@ -119,56 +72,64 @@ class RunAllocator:
     ) -> None:
         full = [group for group in groups if not group.window]
         self.num_blocks = num_blocks
-        self.free_blocks = num_blocks
         self.retention = retention
         self.hit_tokens = 0
-        self.evicted = 0
-        self._windows = _Windows([group for group in groups if group.window], drafts=drafts)
-        self._full_tokens = full[0].tokens if full else 0
-        self._per_segment = BLOCK_TOKENS // full[0].tokens if full else 0
+        tokens = full[0].tokens if full else 0
+        self._per_segment = BLOCK_TOKENS // tokens if full else 0
+        self._windows = WindowTable([group for group in groups if group.window], tokens, len(full), drafts=drafts)
+        self._steps = self._windows.steps
         self.names = [group.name for group in full] + self._windows.names
-        self._full_held = 0
-        self._window_held = [0] * len(self._windows.names)
-        self._front = num_blocks
-        self._queue: deque[_Run | int] = deque()
-        self._full: dict[int, _Run] = {}
-        self._tail: dict[int, _Run] = {}
+        self.packed = 0
+        self._queue = FreeQueue(num_blocks, unused_first=retention is not None)
+        self._full = RunIndex(self._queue, self._per_segment, rising=False)
+        self._tail = RunIndex(self._queue, self._windows.tail, rising=True)
         self._requests: dict[int, _Request] = {}
 
     @property
+    def free_blocks(self) -> int:
+        """Blocks no live request holds, those with reusable content included."""
+        return self._queue.free
+
+    @property
+    def evicted(self) -> int:
+        """Blocks with reusable content that were overwritten."""
+        return self._queue.evicted
+
+    @property
     def held(self) -> list[int]:
-        """Blocks in use by group, in the order of `names`; a window block that two requests share counts for both."""
-        return [self._full_held, *self._window_held] if self._per_segment else list(self._window_held)
+        """Blocks in use by group, in the order of `names`."""
+        return unpack(self.packed, len(self.names))
 
     def computed(self, request: int) -> int:
         """Tokens of a request that are in the cache."""
         return self._requests[request].computed
 
-    def admit(self, request: int, prompt: int, content: Sequence[int] = ()) -> int:
-        """Take a request in; see `BlockAllocator.admit`."""
-        owner = _Request(prompt, content, self._windows.held(0))
-        self._requests[request] = owner
-        known, limit = 0, min(len(content), (prompt - 1) // BLOCK_TOKENS)
-        full, tail = self._full, self._tail
-        while known < limit and (not self._per_segment or content[known] in full):
-            known += 1
-        while known and self._windows.tail and content[known - 1] not in tail:
-            known -= 1
-        if not known:
+    def admit(self, request: int, prompt: int, content: Sequence[range] = ()) -> int:
+        """Take a request in; see `BlockAllocator.admit`.
+
+        Args:
+            request: its id.
+            prompt: prompt tokens; at least the last one is computed anew.
+            content: numbers of the segments it will complete, output included; each range within one chain (`Run`).
+
+        Returns:
+            Tokens found in the cache, a multiple of 256.
+        """
+        owner = self._requests[request] = _Request(prompt, content)
+        hit = self._longest_hit(owner, (prompt - 1) // BLOCK_TOKENS)
+        if not hit:
             return 0
-        for index in range(known if self._per_segment else 0):
-            run = full[content[index]]
-            if run.refs == 0:
-                self._full_held += run.weight
-            self._take(run)
-            owner.full.append(run)
-        if self._windows.tail:
-            run = tail[content[known - 1]]
-            self._take(run)
-            owner.tails.append((known * BLOCK_TOKENS, run))
-        owner.computed = known * BLOCK_TOKENS
+        _, end, shift = hit[-1]
+        owner.computed = end * BLOCK_TOKENS
         self.hit_tokens += owner.computed
-        self._count_window(owner, self._windows.held(owner.computed))
+        if self._per_segment:
+            for first, last, to_number in hit:
+                self.packed += self._per_segment * self._full.take(first + to_number, last + to_number)
+        if self._windows.tail:
+            self._tail.take(end - 1 + shift, end + shift)
+            owner.tails.append((end - 1, end - 1 + shift, 1))
+        owner.window = self._windows.at_boundary
+        self.packed += owner.window
         return owner.computed
 
     def advance(self, request: int, tokens: int, *, rolling: bool = False) -> None:
@@ -183,134 +144,179 @@ class RunAllocator:
         Raises:
             OutOfBlocksError: too few free blocks.
         """
-        owner = self._requests[request]
+        owner, queue = self._requests[request], self._queue
         start = owner.computed
         end = start + tokens
-        kept, fresh, churn, held = self._windows.step(start, tokens, rolling=rolling)
-        self._slide(owner, end - 1 if rolling else start, kept)
-        size = self._full_tokens
-        new_full = -(-end // size) - -(-start // size) if size else 0
-        need = fresh - churn + new_full
-        if need > self.free_blocks:
-            raise OutOfBlocksError(f"{need} blocks needed, {self.free_blocks} of {self.num_blocks} free")
+        key = (start if start < BLOCK_TOKENS else BLOCK_TOKENS + start % BLOCK_TOKENS, tokens, rolling)
+        kept, fresh, churn, full, held = self._steps.get(key) or self._windows.step(*key)
+        if owner.tails:
+            self._slide(owner, end - 1 if rolling else start, kept)
+        elif owner.loose > kept:
+            queue.give_unused(owner.loose - kept)
+            owner.loose = kept
+        need = fresh + full
+        if need > queue.free:
+            raise OutOfBlocksError(f"{need} blocks needed, {queue.free} of {self.num_blocks} free")
         if churn:
-            turned = min(churn, self.free_blocks)
-            self._pop(turned)
-            self._give_unused(turned)
-        self._pop(need)
-        owner.partial += new_full
-        self._full_held += new_full
-        owner.loose += fresh - churn
+            turned = churn if churn < queue.free else queue.free
+            queue.take(turned)
+            queue.give_unused(turned)
+        queue.take(need)
         owner.computed = end
-        if end // BLOCK_TOKENS > start // BLOCK_TOKENS:
-            self._remember(owner, start, end)
-        self._count_window(owner, held)
+        owner.loose += fresh
+        if full:
+            owner.partial += full
+            self.packed += full
+        first, last = start // BLOCK_TOKENS, end // BLOCK_TOKENS
+        if first < last:
+            self._remember(owner, first, last)
+        self.packed += held - owner.window
+        owner.window = held
 
     def finish(self, request: int) -> None:
-        """Give back every block of a request; the last ones are used again first."""
-        owner = self._requests.pop(request)
-        self._give_unused(owner.loose + owner.partial)
-        self._full_held -= owner.partial
-        tails = dict(owner.tails)
-        boundary = len(owner.full) * BLOCK_TOKENS
-        for run in reversed(owner.full):
-            if tails and (tail := tails.pop(boundary, None)) is not None:
-                self._drop(tail)
-            self._drop(run)
-            if run.refs == 0:
-                self._full_held -= run.weight
-            boundary -= BLOCK_TOKENS
-        for run in tails.values():
-            self._drop(run)
-        self._count_window(owner, self._windows.held(0))
+        """Give back every block of a request; the last ones are used again first, a tail before its segment."""
+        owner, per = self._requests.pop(request), self._per_segment
+        self._queue.give_unused(owner.loose + owner.partial)
+        self.packed -= owner.partial + owner.window
+        if per:
+            done = owner.computed // BLOCK_TOKENS
+            for first, number, count in reversed(owner.tails):
+                for segment in reversed(range(first, first + count)):
+                    if segment + 1 < done:
+                        self._give_back_full(owner, segment + 1, done)
+                    self._tail.give_back(number + segment - first, number + segment - first + 1)
+                    done = segment + 1
+            self._give_back_full(owner, 0, done)
+        else:
+            for _, number, count in owner.tails:
+                self._tail.give_back(number, number + count)
 
-    def _count_window(self, owner: _Request, now: tuple[int, ...]) -> None:
-        if now != owner.window:
-            held = self._window_held
-            for position, (then, count) in enumerate(zip(owner.window, now, strict=True)):
-                held[position] += count - then
-            owner.window = now
+    def _longest_hit(self, owner: _Request, limit: int) -> list[_Part]:
+        """The longest known prefix, at most ``limit`` segments, that ends on a known tail."""
+        hit = _within(owner.parts, 0, limit)
+        if self._per_segment:
+            for place, (first, last, shift) in enumerate(hit):
+                end = self._full.known_to(first + shift, last + shift) - shift
+                if end < last:
+                    hit[place:] = [(first, end, shift)] if first < end else []
+                    break
+        while hit and self._windows.tail:
+            first, last, shift = hit.pop()
+            number = self._tail.last_known(first + shift, last + shift)
+            if number is not None:
+                return [*hit, (first, number - shift + 1, shift)]
+        return hit
 
     def _slide(self, owner: _Request, position: int, kept: int) -> None:
-        """Give back what the window of the token at ``position`` has passed; ``kept`` blocks stay, tails included."""
-        tails = owner.tails
-        limit = position - self._windows.widest + 1
-        passed = 0
-        while passed < len(tails) and tails[passed][0] <= limit:
-            passed += 1
-        left = tails[passed:]
-        loose = kept - (self._windows.overlap(position, left) if left else 0)
-        unused, owner.loose, owner.tails = owner.loose - loose, loose, left
-        between = self._windows.between
-        for _, run in tails[:passed]:
-            if unused > 0:
-                self._give_unused(between if between < unused else unused)
-                unused -= between
-            self._drop(run)
-        if unused > 0:
-            self._give_unused(unused)
+        """Give back what the window of the token at ``position`` has passed; ``kept`` blocks stay, tails included.
 
-    def _remember(self, owner: _Request, start: int, end: int) -> None:
-        """Make newly completed segments reusable, and their windows where they are kept."""
-        per, weight, retention, loose = self._per_segment, self._windows.tail, self.retention, owner.loose
-        full, tail = self._full, self._tail
-        first, last = start // BLOCK_TOKENS, end // BLOCK_TOKENS
-        known = owner.content[first:last]
-        boundary = first * BLOCK_TOKENS
-        for key in known:
-            boundary += BLOCK_TOKENS
-            if per:
-                run = _Run(per, key, None if key in full else full)
-                if run.index is not None:
-                    full[key] = run
-                owner.full.append(run)
-            if (
-                loose >= weight > 0
-                and key not in tail
-                and (retention is None or retains(boundary, owner.prompt, retention))
-            ):
-                run = tail[key] = _Run(weight, key, tail)
-                owner.tails.append((boundary, run))
-                loose -= weight
-        owner.loose = loose
-        if per:
-            owner.full.extend(_Run(per, -1, None) for _ in range(last - first - len(known)))
-            owner.partial -= per * (last - first)
-
-    def _take(self, run: _Run) -> None:
-        if run.refs == 0:
-            run.stale += 1
-            self.free_blocks -= run.weight
-        run.refs += 1
-
-    def _drop(self, run: _Run) -> None:
-        run.refs -= 1
-        if run.refs == 0:
-            if run.index is None:
-                self._give_unused(run.weight)
-            else:
-                self.free_blocks += run.weight
-                self._queue.append(run)
-
-    def _give_unused(self, weight: int) -> None:
-        """Blocks without reusable content: to the front with retention, to the back without."""
-        self.free_blocks += weight
-        if self.retention is None:
-            self._queue.append(weight)
+        Only the last tail can be within a window. The blocks between two tails stay in their order: before the second.
+        """
+        passed = owner.tails
+        first, number, count = passed.pop()
+        past = position - (first + count) * BLOCK_TOKENS
+        if past < self._windows.widest - 1:
+            count -= 1
+            kept -= self._windows.overlap[past]
+            owner.tails = [(first + count, number + count, 1)]
         else:
-            self._front += weight
+            owner.tails = []
+        if count:
+            passed.append((first, number, count))
+        unused, owner.loose = owner.loose - kept, kept
+        gap = self._windows.between if self.retention is None else 0
+        for _, number, count in passed:
+            spaced = count if unused >= gap * count else unused // gap
+            if spaced:
+                self._tail.give_back(number, number + spaced, gap)
+                unused -= spaced * gap
+            for late in range(number + spaced, number + count):
+                self._queue.give_unused(unused)
+                self._tail.give_back(late, late + 1)
+                unused = 0
+        if unused:
+            self._queue.give_unused(unused)
 
-    def _pop(self, count: int) -> None:
-        self.free_blocks -= count
-        front, take = self._front, self._queue.popleft
-        while count > front:
-            item = take()
-            if isinstance(item, int):
-                front += item
-            elif item.stale:
-                item.stale -= 1
+    def _remember(self, owner: _Request, first: int, last: int) -> None:
+        """Make the segments completed, ``first`` to before ``last``, reusable, and their tails where they are kept."""
+        per, weight, parts = self._per_segment, self._windows.tail, _within(owner.parts, first, last)
+        if per:
+            owner.partial -= per * (last - first)
+            for begin, end, shift in parts:
+                for low, high in self._full.add(begin + shift, end + shift, end - begin):
+                    if low - shift > begin:
+                        owner.private.append((begin, low - shift))
+                    begin = high - shift
+                if begin < end:
+                    owner.private.append((begin, end))
+        if owner.loose < weight or not weight:
+            return
+        if self.retention is not None:
+            parts = self._kept(owner, first, last)
+        for begin, end, shift in parts:
+            for low, high in self._tail.add(begin + shift, end + shift, owner.loose // weight):
+                owner.loose -= (high - low) * weight
+                _append(owner.tails, low - shift, low, high - low)
+
+    def _kept(self, owner: _Request, first: int, last: int) -> list[_Part]:
+        """The segments from ``first`` to before ``last`` whose tails are kept with retention, one by one."""
+        if not self.retention:
+            final = owner.prompt // BLOCK_TOKENS - 1
+            return _within(owner.parts, final, final + 1) if first <= final < last else []
+        return [
+            part
+            for segment in range(first, last)
+            if retains((segment + 1) * BLOCK_TOKENS, owner.prompt, self.retention)
+            for part in _within(owner.parts, segment, segment + 1)
+        ]
+
+    def _give_back_full(self, owner: _Request, first: int, last: int) -> None:
+        """Give back the compressed blocks of the segments from ``first`` to before ``last``, the last ones first."""
+        for begin, end, shift in reversed(_pieces(owner, first, last)):
+            if shift is None:
+                freed = end - begin
+                self._queue.give_unused(self._per_segment * freed)
             else:
-                del item.index[item.content]  # type: ignore[union-attr]
-                self.evicted += item.weight
-                front += item.weight
-        self._front = front - count
+                freed = self._full.give_back(begin + shift, end + shift)
+            self.packed -= self._per_segment * freed
+
+
+def _within(parts: list[_Part], first: int, last: int) -> list[_Part]:
+    """The parts of a request that lie in its segments from ``first`` to before ``last``."""
+    if parts and parts[-1][0] <= first < last <= parts[-1][1]:  # as mostly
+        return [(first, last, parts[-1][2])]
+    found = []
+    for begin, end, shift in parts:
+        if begin >= last:
+            break
+        if end > first:
+            found.append((max(begin, first), min(end, last), shift))
+    return found
+
+
+def _pieces(owner: _Request, first: int, last: int) -> list[tuple[int, int, int | None]]:
+    """As `_within`, with None for the number of segments that cannot be found."""
+    pieces: list[tuple[int, int, int | None]] = []
+    for begin, end, shift in _within(owner.parts, first, last):
+        for low, high in owner.private:
+            if begin < high and low < end:
+                if begin < low:
+                    pieces.append((begin, low, shift))
+                pieces.append((max(begin, low), min(end, high), None))
+                begin = high
+        if begin < end:
+            pieces.append((begin, end, shift))
+        first = end
+    if first < last:
+        pieces.append((first, last, None))
+    return pieces
+
+
+def _append(tails: list[tuple[int, int, int]], first: int, number: int, count: int) -> None:
+    """Append tails to those of a request, joined with the last ones where they follow them."""
+    if tails:
+        before, its_number, size = tails[-1]
+        if before + size == first and its_number + size == number:
+            tails[-1] = (before, its_number, size + count)
+            return
+    tails.append((first, number, count))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from dsv4bench.errors import UserError
 from dsv4bench.memory.allocator import OutOfBlocksError
+from dsv4bench.memory.counts import Peaks, unpack
 from dsv4bench.memory.layout import CacheLayout
 from dsv4bench.memory.page import BLOCK_TOKENS
 from dsv4bench.memory.rates import Rates
@@ -180,7 +181,10 @@ def replay(requests: Sequence[TraceRequest], allocator: RunAllocator, rates: Rat
 
 
 class _Replay:
-    """State of one replay: an event per prefill step, per 256 decoded tokens and per end of a request."""
+    """State of one replay: an event per prefill step, per 256 decoded tokens and per end of a request.
+
+    An event counts if its epoch is still the request's: a preemption makes the one that is under way void.
+    """
 
     def __init__(self, requests: Sequence[TraceRequest], allocator: RunAllocator, rates: Rates) -> None:
         self.requests = requests
@@ -190,25 +194,31 @@ class _Replay:
         self.waiting: deque[int] = deque()
         self.running: dict[int, None] = {}
         self.events: list[tuple[float, int, int]] = []
-        self.epoch: dict[int, int] = {}
-        self.peaks = [0] * len(allocator.names)
+        self.epochs = [0] * len(requests)
+        self.peaks = Peaks(len(allocator.names))
+        self.at_peak = 0
         self.prefilling: int | None = None
         self.clock = 0.0
 
     def run(self) -> Outcome:
-        position, total = 0, len(self.requests)
-        while position < total or self.events:
-            if position < total and (not self.events or self.requests[position].arrival <= self.events[0][0]):
-                self.clock = max(self.clock, self.requests[position].arrival)
-                self.waiting.append(position)
-                position += 1
+        requests, events, epochs, arrived = self.requests, self.events, self.epochs, 0
+        arrival = requests[0].arrival if requests else 0.0
+        while events or arrived < len(requests):
+            if events and (arrived == len(requests) or events[0][0] < arrival):
+                self.clock, index, epoch = heapq.heappop(events)
+                if epochs[index] == epoch:
+                    self._step(index)
             else:
-                self.clock, request, epoch = heapq.heappop(self.events)
-                if self.epoch.get(request) == epoch:
-                    self._step(request)
+                self.clock = arrival
+                self.waiting.append(arrived)
+                arrived += 1
+                arrival = requests[arrived].arrival if arrived < len(requests) else arrival
             if self.prefilling is None and self.waiting:
                 self._admit()
-        self.outcome.peak_by_group = dict(zip(self.pool.names, self.peaks, strict=True))
+        names = self.pool.names
+        self.outcome.peak_by_group = dict(zip(names, self.peaks.counts, strict=True))
+        if self.outcome.peak_blocks:
+            self.outcome.at_peak = dict(zip(names, unpack(self.at_peak, len(names)), strict=True))
         self.outcome.hit_tokens = self.pool.hit_tokens
         self.outcome.evicted = self.pool.evicted
         self.outcome.seconds = self.clock
@@ -219,48 +229,58 @@ class _Replay:
         while self.waiting and len(self.running) < self.rates.running:
             index = self.waiting.popleft()
             request = self.requests[index]
-            self.pool.admit(index, request.prompt, request.content)
-            if self._prefill(index):
+            hit = self.pool.admit(index, request.prompt, request.content)
+            if self._prefill(index, hit):
                 self.outcome.prompt_tokens += request.prompt
                 self.running[index] = None
                 self.outcome.peak_running = max(self.outcome.peak_running, len(self.running))
                 return
-            self.pool.hit_tokens -= self.pool.computed(index)
+            self.pool.hit_tokens -= hit
             self.pool.finish(index)
             if self.running:
                 self.waiting.appendleft(index)
                 return
             self.outcome.rejected += 1
 
-    def _prefill(self, index: int) -> bool:
-        request = self.requests[index]
-        tokens = min(self.rates.chunk, request.prompt - self.pool.computed(index))
+    def _prefill(self, index: int, computed: int) -> bool:
+        """Start a step of the prefill behind what is computed; False where it does not fit."""
+        tokens = self.requests[index].prompt - computed
+        if tokens > self.rates.chunk:
+            tokens = self.rates.chunk
         try:
             self.pool.advance(index, tokens)
         except OutOfBlocksError:
             return False
         self.prefilling = index
         self._schedule(index, tokens / self.rates.prefill)
-        self._note()
         return True
 
     def _schedule(self, index: int, delay: float) -> None:
-        self.epoch[index] = self.epoch.get(index, 0) + 1
-        heapq.heappush(self.events, (self.clock + delay, index, self.epoch[index]))
+        """Let the step that was just allocated end after ``delay``, and keep the peaks."""
+        self.epochs[index] = epoch = self.epochs[index] + 1
+        heapq.heappush(self.events, (self.clock + delay, index, epoch))
+        pool = self.pool
+        used = pool.num_blocks - pool.free_blocks
+        if used > self.outcome.peak_blocks:
+            self.outcome.peak_blocks = used
+            self.at_peak = pool.packed
+        self.peaks.note(pool.packed)
 
     def _step(self, index: int) -> None:
+        """What follows the end of a request's step."""
         request, computed = self.requests[index], self.pool.computed(index)
         if self.prefilling == index:
             self.prefilling = None
             if computed < request.prompt:
-                if not self._prefill(index):
+                if not self._prefill(index, computed):
                     self._preempt(index)
                 return
-        end = request.prompt + request.output
-        if computed >= end:
+        tokens = request.prompt + request.output - computed
+        if tokens <= 0:
             self._finish(index)
             return
-        tokens = min(end - computed, BLOCK_TOKENS - computed % BLOCK_TOKENS)
+        if tokens > BLOCK_TOKENS - computed % BLOCK_TOKENS:
+            tokens = BLOCK_TOKENS - computed % BLOCK_TOKENS
         while True:
             try:
                 self.pool.advance(index, tokens, rolling=True)
@@ -271,11 +291,10 @@ class _Replay:
                 if youngest == index:
                     return
         self._schedule(index, tokens / self.rates.decode)
-        self._note()
 
     def _finish(self, index: int) -> None:
         self.pool.finish(index)
-        del self.running[index], self.epoch[index]
+        del self.running[index]
         self.outcome.requests += 1
 
     def _preempt(self, index: int) -> None:
@@ -283,7 +302,7 @@ class _Replay:
         alone = len(self.running) == 1
         self.pool.finish(index)
         del self.running[index]
-        self.epoch[index] += 1
+        self.epochs[index] += 1
         if self.prefilling == index:
             self.prefilling = None
         if alone:
@@ -291,12 +310,3 @@ class _Replay:
             return
         self.outcome.preemptions += 1
         self.waiting.appendleft(index)
-
-    def _note(self) -> None:
-        """Keep the peaks."""
-        held = self.pool.held
-        used = self.pool.num_blocks - self.pool.free_blocks
-        if used > self.outcome.peak_blocks:
-            self.outcome.peak_blocks = used
-            self.outcome.at_peak = dict(zip(self.pool.names, held, strict=True))
-        self.peaks = list(map(max, self.peaks, held))

@@ -10,6 +10,7 @@ from typing import Any
 
 from dsv4bench.errors import UserError
 from dsv4bench.memory.page import BLOCK_TOKENS
+from dsv4bench.memory.runs import CHAIN_BITS
 
 MOST_TOKENS = 2**30
 """Tokens of a prompt or an answer above this are taken for mistakes: each 256 of them are an object in memory."""
@@ -23,25 +24,38 @@ class TraceRequest:
         arrival: seconds from the start.
         prompt: prompt tokens.
         output: output tokens.
-        content: by 256-token segment of prompt and output, a number equal in two requests exactly where all tokens up
-            to the segment's end are equal.
+        content: a number for each 256-token segment of prompt and output, as ranges; equal in two requests exactly
+            where all tokens up to the segment's end are equal.
     """
 
     arrival: float
     prompt: int
     output: int
-    content: tuple[int, ...]
+    content: tuple[range, ...]
 
 
 class _Identities:
-    """Numbers for prefixes: the same pair of owner and segment always gets the same one."""
+    """Numbers for prefixes: the same pair of owner and segment always gets the same one, a chain for each owner."""
 
     def __init__(self) -> None:
-        self._numbers: dict[Any, int] = {}
+        self._chains: dict[Any, int] = {}
+        self._hashes: dict[Any, int] = {}
 
-    def of(self, owner: Any, start: int, end: int) -> tuple[int, ...]:
-        base = self._numbers.setdefault(owner, len(self._numbers) << 24)
-        return tuple(range(base + start, base + end))
+    def of(self, owner: Any, start: int, end: int) -> range:
+        base = self._chains.setdefault(owner, len(self._chains) << CHAIN_BITS)
+        return range(base + start, base + end)
+
+    def of_hashes(self, owner: Any, hashes: list[Any], end: int) -> tuple[range, ...]:
+        """Two segments for each hash, ``end`` in all; new hashes go into the owner's chain, one behind the other."""
+        found: list[range] = []
+        for position, value in enumerate(hashes[: -(-end // 2)]):
+            start = self._hashes.setdefault(value, self.of(owner, 2 * position, 2 * position).start)
+            count = min(2, end - 2 * position)
+            if found and found[-1].stop == start:
+                found[-1] = range(found[-1].start, start + count)
+            else:
+                found.append(range(start, start + count))
+        return tuple(found)
 
 
 def read_trace(path: Path) -> list[TraceRequest]:
@@ -119,17 +133,20 @@ def _tokens(fields: dict[str, Any], name: str, where: str, least: int) -> int:
     return int(value)
 
 
-def _content(fields: dict[str, Any], tokens: int, number: int, identities: _Identities) -> tuple[int, ...]:
+def _content(fields: dict[str, Any], tokens: int, number: int, identities: _Identities) -> tuple[range, ...]:
     segments = tokens // BLOCK_TOKENS
+    owner: tuple[str, Any] = ("request", number)
     if fields.get("hash_ids"):
-        known = [identities.of(("hash", value), half, half + 1)[0] for value in fields["hash_ids"] for half in (0, 1)]
-        known = known[: fields["prompt"] // BLOCK_TOKENS]
-        return (*known, *identities.of(("request", number), len(known), segments))
-    shared = 0
-    if fields.get("system") is not None:
-        shared = min(segments, fields["system_tokens"] // BLOCK_TOKENS)
-    owner = ("session", fields["session"]) if fields.get("session") is not None else ("request", number)
-    return identities.of(("system", fields.get("system")), 0, shared) + identities.of(owner, shared, segments)
+        shared = min(2 * len(fields["hash_ids"]), fields["prompt"] // BLOCK_TOKENS)
+        parts = identities.of_hashes(("hashes", number), fields["hash_ids"], shared)
+    else:
+        shared = 0
+        if fields.get("system") is not None:
+            shared = min(segments, fields["system_tokens"] // BLOCK_TOKENS)
+        parts = (identities.of(("system", fields.get("system")), 0, shared),)
+        if fields.get("session") is not None:
+            owner = ("session", fields["session"])
+    return tuple(part for part in (*parts, identities.of(owner, shared, segments)) if part)
 
 
 def _chat(random_: random.Random, count: int, rate: float) -> Iterator[dict[str, Any]]:

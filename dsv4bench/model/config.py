@@ -7,6 +7,7 @@ its own fields.
 """
 
 import json
+import sys
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -26,6 +27,14 @@ LAYER_TYPES = {
 
 MODEL_TYPES = ("deepseek_v4", "deepseek_v32")
 """The ``model_type`` values that can be read."""
+
+MOST = 2**24
+"""Dimensions and counts above this are taken for mistakes: no model comes near it."""
+MOST_OF = {
+    "num_hidden_layers": 2**12, "num_nextn_predict_layers": 2**12,
+    "max_position_embeddings": 2**40, "original_max_position_embeddings": 2**40,
+}  # fmt: skip
+"""The same for fields whose values are of another order."""
 
 
 def load_shape(name_or_path: str) -> ModelShape:
@@ -80,10 +89,10 @@ def _read_json(path: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: cannot be read ({error})") from error
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: not valid JSON ({error.msg})") from error
+    except (ValueError, RecursionError) as error:  # not UTF-8, a number of thousands of digits, or nested as deep
+        raise UserError(f"{path}: cannot be read ({error})") from error
     if not isinstance(config, dict):
         raise UserError(f"{path}: a config.json is one JSON object, this is a {type(config).__name__}")
     return config
@@ -118,6 +127,9 @@ class _Fields:
         value = default if default is not None and not self.has(name) else self.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.error(name, f"must be an integer of at least {least}, got {value!r}")
+        most = MOST_OF.get(name, MOST)
+        if value > most:
+            raise self.error(name, f"must be an integer of at most {most:,}, got {value:,}")
         return value
 
     def exactly(self, name: str, expected: int) -> int:
@@ -128,7 +140,7 @@ class _Fields:
 
     def number(self, name: str, *, default: float | None = None) -> float:
         value = default if default is not None and not self.has(name) else self.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
             raise self.error(name, f"must be a number above 0, got {value!r}")
         return float(value)
 

@@ -45,8 +45,8 @@ class Engine(Protocol):
         """What fits into ``available`` bytes per GPU (or into a given number of blocks)."""
         ...
 
-    def is_checked(self, deployment: Deployment) -> bool:
-        """Whether a log of a real server agrees with this configuration's figures."""
+    def is_checked(self, deployment: Deployment, context: int) -> bool:
+        """Whether a real server's log agrees with this configuration's figures for a request of ``context`` tokens."""
         ...
 
     def notes(self, deployment: Deployment) -> tuple[str, ...]:

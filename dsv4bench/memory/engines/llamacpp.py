@@ -1,7 +1,8 @@
 """llama.cpp and ik_llama.cpp: one buffer per kind of cache, sized for the whole context when the server starts.
 
-llama.cpp keeps compressed entries and a sliding window, in cells padded to 256. ik_llama.cpp keeps the uncompressed key
-of every token in place of the window, which outweighs the rest by far.
+llama.cpp keeps compressed entries and a sliding window, in cells padded to 256 (``llama_kv_cache_dsv4``, PR #24162, and
+``llama_kv_cache_iswa``). ik_llama.cpp keeps the uncompressed key of every token in place of the window, which outweighs
+the rest by far.
 """
 
 from dataclasses import dataclass
@@ -19,6 +20,10 @@ CACHE_TYPES = {"f16": Fraction(2), "q8_0": Fraction(34, 32)}
 """Bytes per element of a ``--cache-type``; q8_0 stores 32 elements in 34 bytes."""
 VERSIONS = "none: leave the @ out"
 CELL_PAD = 256
+UBATCH_TOKENS = 512
+"""Tokens of a step that fit beside the window unless the server is told otherwise (``--ubatch-size``)."""
+CHECKED = ("v4-flash", "f16", 768)
+"""Model, cache type and window cells of which a log sizes every buffer."""
 V32_LATENT = 576
 
 
@@ -34,7 +39,10 @@ class LlamaCpp:
     name: str
     raw_keys: bool
 
-    options = frozenset({"cache_type", "window_cells"})
+    @property
+    def options(self) -> frozenset[str]:
+        """The cache type, and the size of the window where there is one."""
+        return frozenset({"cache_type"} if self.raw_keys else {"cache_type", "window_cells"})
 
     @property
     def title(self) -> str:
@@ -42,13 +50,17 @@ class LlamaCpp:
         return self.name
 
     def check(self, deployment: Deployment) -> None:
-        """Refuse unknown cache types and V3.2 in ik_llama.cpp.
+        """Refuse unknown cache types, a window cache smaller than the window, and V3.2 in ik_llama.cpp.
 
         Raises:
             UserError: as said.
         """
         if deployment.cache_type not in CACHE_TYPES:
             raise UserError(f"--cache-type must be {' or '.join(CACHE_TYPES)}, got {deployment.cache_type!r}")
+        window, cells = deployment.shape.sliding_window, deployment.window_cells
+        if cells is not None and cells < window:
+            least = f"{window:,}, the sliding window of {deployment.shape.name}"
+            raise UserError(f"--window-cells must be at least {least}, got {cells:,}")
         if self.raw_keys and not deployment.shape.is_v4:
             raise UserError(
                 f"{self.name}: no source says how it caches V3.2; known for V3.2 are vllm, sglang, llama.cpp"
@@ -89,9 +101,11 @@ class LlamaCpp:
             terms=(*usage.terms, f"slots = ⌊{available:,} / {size:,}⌋ = {slots:,}"),
         )
 
-    def is_checked(self, deployment: Deployment) -> bool:
-        """Whether a log agrees with every buffer: Flash in f16 in llama.cpp."""
-        return not self.raw_keys and deployment.known_as == "v4-flash" and deployment.cache_type == "f16"
+    def is_checked(self, deployment: Deployment, context: int) -> bool:
+        """Whether a log agrees with every buffer. None of them shows padding, so a padded cache is not checked."""
+        if self.raw_keys or deployment.mtp or context < 1 or context % (LayerKind.C128A.ratio * CELL_PAD):
+            return False
+        return (deployment.known_as, deployment.cache_type, _window_cells(deployment, context)) == CHECKED
 
     def notes(self, deployment: Deployment) -> tuple[str, ...]:
         """What a log confirms of these figures, and what is left out."""
@@ -116,26 +130,29 @@ class LlamaCpp:
     def _buffers(self, d: Deployment, context: int) -> tuple["_Buffer", ...]:
         kinds = d.layers
         if not d.shape.is_v4:
-            cells = _cells(context, 1)
-            return (_Buffer("latent", len(kinds), cells, V32_LATENT), _Buffer("indexer", len(kinds), cells, INDEX_DIM))
+            return tuple(
+                _Buffer(name, len(kinds), _cells(context, 1), dim, context)
+                for name, dim in (("latent", V32_LATENT), ("indexer", INDEX_DIM))
+            )
         n4, n128 = kinds.count(LayerKind.C4A), kinds.count(LayerKind.C128A)
         near = ("raw K", context) if self.raw_keys else ("window", _window_cells(d, context))
         return (
-            _Buffer("CSA", n4, _cells(context, 4), HEAD_DIM),
-            _Buffer("HCA", n128, _cells(context, 128), HEAD_DIM),
-            _Buffer("indexer", n4, _cells(context, 4), INDEX_DIM),
-            _Buffer(near[0], len(kinds), near[1], HEAD_DIM),
+            _Buffer("CSA", n4, _cells(context, 4), HEAD_DIM, -(-context // 4)),
+            _Buffer("HCA", n128, _cells(context, 128), HEAD_DIM, -(-context // 128)),
+            _Buffer("indexer", n4, _cells(context, 4), INDEX_DIM, -(-context // 4)),
+            _Buffer(near[0], len(kinds), near[1], HEAD_DIM, near[1]),
         )
 
 
 @dataclass(frozen=True)
 class _Buffer:
-    """An allocation: elements = layers · cells · dim."""
+    """An allocation: elements = layers · cells · dim; of the cells as many as ``entries`` are needed."""
 
     name: str
     layers: int
     cells: int
     dim: int
+    entries: int
 
     def bytes(self, cache_type: str) -> int:
         return int(self.layers * self.cells * self.dim * CACHE_TYPES[cache_type])
@@ -143,7 +160,8 @@ class _Buffer:
     def term(self, cache_type: str) -> str:
         each = f"{float(CACHE_TYPES[cache_type]):g}"
         mib = self.bytes(cache_type) / 2**20
-        return f"{self.name}: {self.layers}·{self.cells:,}·{self.dim}·{each} B = {mib:,.2f} MiB"
+        padded = f" ({self.entries:,} cells padded to {self.cells:,})" if self.entries < self.cells else ""
+        return f"{self.name}: {self.layers}·{self.cells:,}·{self.dim}·{each} B = {mib:,.2f} MiB{padded}"
 
 
 def _cells(context: int, ratio: int) -> int:
@@ -152,8 +170,8 @@ def _cells(context: int, ratio: int) -> int:
 
 
 def _window_cells(d: Deployment, context: int) -> int:
-    """Cells of the window cache, which never exceeds the context."""
-    return min(d.window_cells, _cells(context, 1))
+    """Cells of the window cache: the window and a step, padded to 256, or as given; never more than for the context."""
+    return min(d.window_cells or _cells(d.shape.sliding_window + UBATCH_TOKENS, 1), _cells(context, 1))
 
 
 def llama_cpp(version: str) -> LlamaCpp:

@@ -46,14 +46,12 @@ CHECKED = frozenset(
     {
         # model, layers of drafts, state, c4 rows, c128 rows, swa ratio
         ("v4-flash", 0, "bf16", 8, 0, 0.1),
-        ("v4-flash", 0, "fp32", 8, 0, 0.1),
         ("v4-flash", 1, "fp32", 8, 1, 0.1),
         ("v4-flash", 1, "fp32", 16, 2, 0.8),
         ("v4-pro", 0, "fp32", 8, 1, 0.15),
-        ("v4-pro", 0, "fp32", 8, 0, 0.15),
     }
 )
-"""Configurations whose bytes per full token a server logged."""
+"""Configurations of V4 whose bytes per full token a server logged; V3.2 has no such choices."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +150,7 @@ class Sglang:
             concurrency=float(fits[scarce]),
             bound_by=scarce if len(fits) > 1 else "",
             kv_cache_tokens=full,
-            largest_context=full,
+            largest_context=full if pools.get("swa", 2 * page) >= 2 * page else min(full, pools["swa"]),
             bytes_per_token=float(per_token),
             pools=pools,
             terms=tuple(lines),
@@ -167,9 +165,11 @@ class Sglang:
             total += linear + Fraction(str(deployment.swa_ratio)) * near
         return total
 
-    def is_checked(self, deployment: Deployment) -> bool:
+    def is_checked(self, deployment: Deployment, context: int) -> bool:
         """Whether a server logged this configuration."""
         d = deployment
+        if self._is_taken:
+            return False
         if not d.shape.is_v4:
             return d.known_as == "v3.2" and d.main == "fp8" and not d.mtp and d.pp == 1
         c4, c128 = self._rows(d)
@@ -179,13 +179,18 @@ class Sglang:
     def notes(self, deployment: Deployment) -> tuple[str, ...]:
         """What a reader has to know of these figures."""
         notes = []
-        if self.asked and self.asked.removeprefix("v") != self.version:
+        if self._is_taken:
             notes.append(f"SGLang {self.asked}: taken to be as {self.version}, the last known release not after it")
         fixed = self._fixed_state_bytes(deployment) if self._rows(deployment)[1] == 0 else 0
         if fixed and not deployment.fixed_state_bytes:
             each = f"{fixed:,} B a request slot"
             notes.append(f"the request-scoped c128 state ({each}) is not counted: give --fixed-state as logged")
         return tuple(notes)
+
+    @property
+    def _is_taken(self) -> bool:
+        """Whether the version asked for is only taken to be as the last known one before it."""
+        return self.asked.removeprefix("v") not in ("", self.version)
 
     def _rows(self, deployment: Deployment) -> tuple[int, int]:
         defaults = RELEASES[self.version]

@@ -25,7 +25,7 @@ from dsv4bench.memory.usage import Capacity, LayerBytes, Usage
 GENERATION_FROM = (((0, 20), "tuple"), ((0, 22), "bucketed"), ((0, 27), "packed"))
 """First version of each generation: V4 since 0.20, #44454 in 0.22, #48993 in 0.27."""
 NEWEST_READ = (0, 33)
-"""Newest version whose planner was read; later ones are taken to be alike until a log says otherwise."""
+"""Newest version whose planner was read; later ones are taken to be alike, and never as checked."""
 VERSIONS = "0.20 … 0.33, or tuple, bucketed, packed"
 
 CHECKED = frozenset(
@@ -166,11 +166,11 @@ class Vllm:
         used = sum(n * layout.group(name).bytes for name, n in counts.items())
         return -(-used // layout.groups[0].bytes)
 
-    def is_checked(self, deployment: Deployment) -> bool:
-        """Whether a case with this generation, model and layout exists."""
+    def is_checked(self, deployment: Deployment, context: int) -> bool:
+        """Whether a case with this generation, model and layout exists, and the version was read."""
         d = deployment
         key = (self.generation, d.known_as, d.layout, d.main, d.indexer, d.mtp > 0)
-        return key in CHECKED and d.pp == 1 and d.dcp == 1
+        return key in CHECKED and d.pp == 1 and d.dcp == 1 and not self._is_newer
 
     def notes(self, deployment: Deployment) -> tuple[str, ...]:
         """What a reader has to know of these figures."""
@@ -181,9 +181,13 @@ class Vllm:
             notes.append("no vLLM release serves V4 with decode context parallelism (PR #44573 is open)")
         if deployment.shape.is_v4 and self.generation != "packed":
             notes.append("vLLM before 0.27 under-counts the blocks of sliding groups; the concurrency is what it logs")
-        if self.version and _parse_version(self.version) > NEWEST_READ:
+        if self._is_newer:
             notes.append(f"vLLM {self.version} is newer than what was read (0.33); taken to be alike")
         return tuple(notes)
+
+    @property
+    def _is_newer(self) -> bool:
+        return self.version != "" and _parse_version(self.version) > NEWEST_READ
 
     def _capacity_notes(self, deployment: Deployment, layout: CacheLayout) -> tuple[str, ...]:
         """That one step in flight is not what a server does unless told otherwise (vLLM 0.26, 0.27.1)."""

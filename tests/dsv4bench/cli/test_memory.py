@@ -162,6 +162,58 @@ def test_a_config_json_is_a_model() -> None:
     assert again["checked"] is True
 
 
+@pytest.mark.parametrize(
+    ("preset", "field", "value", "most"),
+    [
+        ("v3_2", "num_hidden_layers", 10**9, "4,096"),
+        ("v4_flash", "num_hidden_layers", 10**9, "4,096"),
+        ("v3_2", "num_nextn_predict_layers", 10**9, "4,096"),
+        ("v4_flash", "num_nextn_predict_layers", 10**9, "4,096"),
+        ("v4_flash", "hidden_size", 10**30, "16,777,216"),
+        ("v4_flash", "max_position_embeddings", 10**30, "1,099,511,627,776"),
+    ],
+)
+def test_an_absurd_size_in_a_config_json_is_refused_by_its_field(
+    tmp_path: Path, preset: str, field: str, value: int, most: str
+) -> None:
+    config = json.loads((DATA / "configs" / f"{preset}.json").read_text())
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config | {field: value}))
+    found = error("--model", str(path))
+    assert found == f"{path}: {field} must be an integer of at most {most}, got {value:,}"
+
+
+@pytest.mark.parametrize("number", ["1e400", "1" + 400 * "0", "1" + 5000 * "0"])
+def test_a_number_beyond_all_numbers_in_a_config_json_is_no_traceback(tmp_path: Path, number: str) -> None:
+    text = (DATA / "configs" / "v4_flash.json").read_text()
+    path = tmp_path / "config.json"
+    path.write_text(text.replace('"rms_norm_eps": 1e-06', f'"rms_norm_eps": {number}'))
+    assert path.read_text() != text
+    assert error("--model", str(path)).startswith(f"{path}: ")
+
+
+def test_a_request_that_the_window_pool_does_not_hold_is_not_said_to_fit() -> None:
+    flags = ("--engine", "sglang", "--model", "v4-flash", "--available", "20MiB", "--swa-ratio", "0.01")
+    assert "no request fits, however short\n" in text(*flags, "--ctx", "256")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "checked"),
+    [
+        (["--engine", "vllm@0.33"], True),
+        (["--engine", "vllm@9.9"], False),
+        (["--engine", "sglang"], False),
+        (["--engine", "sglang", "--state", "bf16"], True),
+        (["--engine", "llama.cpp", "--ctx", "128K"], True),
+        (["--engine", "llama.cpp", "--ctx", "16K"], False),
+    ],
+)
+def test_only_what_a_log_covers_is_said_to_be_checked(arguments: list[str], checked: bool) -> None:
+    found = text("--model", "v4-flash", *arguments)
+    assert ("\nchecked against a server's log\n" in found) == checked
+    assert ("\npredicted, not checked against a log\n" in found) != checked
+
+
 @pytest.mark.parametrize("context", ["0", "1", "3", "4", "127", "128", "257"])
 def test_short_contexts_are_exact_in_every_engine(context: str) -> None:
     for engine in ("ideal", "vllm", "sglang", "llama.cpp", "ik_llama.cpp"):
@@ -241,6 +293,16 @@ def test_a_target_that_cannot_be_written_is_refused_before_anything_is_printed()
             ["--engine", "vllm", "--max-model-len", "0", "--available", "9GiB"],
             "--max-model-len must be at least 1, got 0",
         ),
+        (["--engine", "vllm", "--ctx", "0", "--available", "9GiB"], "--ctx must be at least 1, got 0: what fits is"),
+        (["--engine", "sglang", "--ctx", "0", "--gpu", "H200"], "--ctx must be at least 1, got 0: what fits is"),
+        (["--simulate", "chat", "--ctx", "0"], "--ctx must be at least 1, got 0: what fits is"),
+        (
+            ["--engine", "vllm", "--num-blocks", "1" + 400 * "0"],
+            "--num-blocks must be at most 4,611,686,018,427,387,904",
+        ),
+        (["--engine", "sglang", "--c128-state-rows", "-5"], "--c128-state-rows must be at least 0, got -5"),
+        (["--engine", "llama.cpp", "--window-cells", "1"], "must be at least 128, the sliding window of v4-pro, got 1"),
+        (["--engine", "ik_llama.cpp", "--window-cells", "512"], "means nothing to ik_llama.cpp; it is for llama.cpp"),
         (["--available", "9GiB"], "capacity needs an allocator: give --engine"),
         (["--format", "xml"], "--format must be one of table, json, csv, md, got 'xml'"),
         (["--by", "head"], "--by must be one of layer, kind, page, total, got 'head'"),

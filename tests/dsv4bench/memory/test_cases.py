@@ -8,6 +8,9 @@ import yaml
 
 from dsv4bench.memory.deployment import Deployment
 from dsv4bench.memory.engines import engine_named
+from dsv4bench.memory.engines.llamacpp import CHECKED as CHECKED_LLAMA_CPP
+from dsv4bench.memory.engines.sglang import CHECKED as CHECKED_SGLANG
+from dsv4bench.memory.engines.vllm import CHECKED as CHECKED_VLLM
 from dsv4bench.memory.engines.vllm import Vllm
 from dsv4bench.memory.ideal import entry_bytes, ideal_usage
 from dsv4bench.memory.workspaces import indexer_logits_bytes
@@ -17,6 +20,7 @@ CASES = {
     case["id"]: case for case in yaml.safe_load((Path(__file__).parents[2] / "data" / "kv_memory.yaml").read_text())
 }
 GIB = 2**30
+MILLION = 2**20
 CHECKS: dict[str, Any] = {}
 
 
@@ -178,9 +182,77 @@ def test_the_configuration_of_a_case_counts_as_checked(name: str) -> None:
     case = CASES[name]
     if case["engine"] == "vllm":
         generations = [case["version"]] if "version" in case else ["bucketed"]
-        assert all(vllm(case, version).is_checked(deployment(case)) for version in generations)
+        assert all(vllm(case, version).is_checked(deployment(case), MILLION) for version in generations)
     else:
-        assert engine_named(case["engine"]).is_checked(deployment(case))
+        assert engine_named(case["engine"]).is_checked(deployment(case), case.get("context", MILLION))
+
+
+def vllm_generations(case: dict[str, Any]) -> list[str]:
+    """Those whose figures a case has: its version's, or the two sides of a comparison."""
+    if "version" in case:
+        return [vllm(case).generation]
+    return ["tuple", "bucketed"] if "tuple_bytes" in case["expect"] else ["bucketed", "packed"]
+
+
+def test_every_checked_configuration_of_vllm_has_a_case_and_every_case_counts() -> None:
+    assert {
+        (generation, case["model"], case.get("layout", "flashmla"), "fp8", case.get("indexer", "fp8"),
+         "mtp_layers" in case)
+        for case in CASES.values() if case.get("engine") == "vllm" for generation in vllm_generations(case)
+    } == CHECKED_VLLM  # fmt: skip
+
+
+def test_every_checked_configuration_of_sglang_has_a_case_and_every_case_counts() -> None:
+    assert {
+        (case["model"], case.get("draft_layers", 0), case["state"], case.get("c4_state_rows", 8),
+         case.get("c128_state_rows", 0), case["swa_full_tokens_ratio"])
+        for case in CASES.values() if case.get("engine") == "sglang" and case["model"] != "v3.2"
+    } == CHECKED_SGLANG  # fmt: skip
+
+
+def test_the_checked_configuration_of_llama_cpp_is_that_of_its_case() -> None:
+    (case,) = (case for case in CASES.values() if case.get("engine") == "llama.cpp")
+    assert (case["model"], case["cache_type"], 768) == CHECKED_LLAMA_CPP  # the cells: see the last test here
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "changes", "context"),
+    [
+        ("vllm@9.9", "v4-flash", {}, MILLION),
+        ("vllm@0.34", "v4-flash", {}, MILLION),
+        ("vllm", "v4-flash", {"pp": 2}, MILLION),
+        ("sglang", "v4-flash", {}, MILLION),
+        ("sglang", "v4-pro", {"swa_ratio": 0.15}, MILLION),
+        ("sglang@0.5.14", "v4-pro", {"swa_ratio": 0.15}, MILLION),
+        ("llama.cpp", "v4-flash", {}, 5),
+        ("llama.cpp", "v4-flash", {}, 16384),
+        ("llama.cpp", "v4-flash", {}, 131073),
+        ("llama.cpp", "v4-flash", {"window_cells": 1024}, 131072),
+        ("llama.cpp", "v4-flash", {"mtp": 1}, 131072),
+        ("llama.cpp", "v4-pro", {}, 131072),
+        ("ik_llama.cpp", "v4-flash", {"cache_type": "q8_0"}, 131072),
+    ],
+)
+def test_a_configuration_that_no_case_covers_counts_as_predicted(
+    engine: str, model: str, changes: dict[str, Any], context: int
+) -> None:
+    assert not engine_named(engine).is_checked(Deployment(load_shape(model), **changes), context)
+
+
+@pytest.mark.parametrize("context", [32768, 131072, MILLION])
+def test_llama_cpp_counts_as_checked_where_padding_changes_nothing(context: int) -> None:
+    plan = Deployment(load_shape("v4-flash"))
+    buffers = engine_named("llama.cpp").usage(plan, context).buffers
+    assert engine_named("llama.cpp").is_checked(plan, context)
+    assert buffers["CSA"] == 21 * context // 4 * 512 * 2
+    assert buffers["HCA"] == 20 * context // 128 * 512 * 2
+
+
+def test_cells_of_llama_cpp_are_padded_to_256() -> None:
+    usage = engine_named("llama.cpp").usage(Deployment(load_shape("v4-flash")), 16384)
+    assert usage.buffers["HCA"] == 20 * 256 * 512 * 2
+    assert "HCA: 20·256·512·2 B = 5.00 MiB (128 cells padded to 256)" in usage.terms
+    assert "CSA: 21·4,096·512·2 B = 84.00 MiB" in usage.terms
 
 
 def test_the_window_of_llama_cpp_has_768_cells_as_logged() -> None:

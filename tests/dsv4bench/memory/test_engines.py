@@ -262,6 +262,36 @@ def test_what_an_engine_lacks_is_refused(name: str, changes: dict[str, str], mes
         engine_named(name).check(Deployment(V4_FLASH, **changes))  # type: ignore[arg-type]
 
 
+def test_llama_cpp_refuses_a_window_cache_that_does_not_hold_the_window() -> None:
+    engine = engine_named("llama.cpp")
+    with pytest.raises(UserError, match="--window-cells must be at least 128, the sliding window of v4-flash, got 127"):
+        engine.check(Deployment(V4_FLASH, window_cells=127))
+    plan = Deployment(V4_FLASH, window_cells=128)
+    engine.check(plan)
+    assert engine.usage(plan, 8192).total >= ideal_usage(V4_FLASH, 8192, engine.entry_bytes(plan)).total
+    engine.check(Deployment(V3_2, window_cells=1))  # which has no window
+
+
+def test_the_window_cache_of_llama_cpp_follows_the_window() -> None:
+    wide = replace(V4_FLASH, sliding_window=1024)
+    plan = Deployment(wide)
+    usage = engine_named("llama.cpp").usage(plan, 131072)
+    assert usage.buffers["window"] == 43 * 1536 * 512 * 2  # the window and a step of 512, in 256s
+    assert usage.total >= ideal_usage(wide, 131072, engine_named("llama.cpp").entry_bytes(plan)).total
+
+
+@settings(deadline=None, max_examples=60)
+@given(mib=st.integers(1, 400), ratio=st.sampled_from([0.001, 0.01, 0.03, 0.1, 0.5, 1.0]), rows=st.integers(0, 2))
+def test_the_largest_context_of_sglang_is_the_last_that_fits_all_of_its_pools(
+    mib: int, ratio: float, rows: int
+) -> None:
+    engine, plan = engine_named("sglang"), Deployment(V4_FLASH, swa_ratio=ratio, c128_state_rows=rows)
+    longest = engine.capacity(plan, mib * 2**20).largest_context
+    if longest:
+        assert engine.capacity(plan.at(longest), mib * 2**20).concurrency >= 1
+    assert engine.capacity(plan.at(longest + 1), mib * 2**20).concurrency < 1
+
+
 def test_ik_llama_cpp_knows_no_v32() -> None:
     with pytest.raises(UserError, match="no source says how it caches V3.2"):
         engine_named("ik_llama.cpp").check(Deployment(V3_2))
@@ -276,6 +306,12 @@ def test_ik_llama_cpp_knows_no_v32() -> None:
         ({"tp": 4, "dcp": 3}, "--dcp 3 must divide --tp 4"),
         ({"swa_ratio": 0.0}, "--swa-ratio must be above 0 and at most 1, got 0.0"),
         ({"max_num_batched_tokens": 0}, "--max-num-batched-tokens must be at least 1, got 0"),
+        ({"in_flight_tokens": 0}, "--in-flight-tokens must be at least 1, got 0"),
+        ({"dp": 2**63}, "--dp must be at most 4,611,686,018,427,387,904, got 9,223,372,036,854,775,808"),
+        ({"c4_state_rows": 0}, "--c4-state-rows must be at least 1, got 0"),
+        ({"c4_state_rows": 129}, "--c4-state-rows must be at most 128, got 129"),
+        ({"c128_state_rows": -5}, "--c128-state-rows must be at least 0, got -5"),
+        ({"window_cells": 0}, "--window-cells must be at least 1, got 0"),
     ],
 )
 def test_an_impossible_deployment_is_refused(changes: dict[str, int], message: str) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dsv4bench.errors import UserError
-from dsv4bench.memory.trace import MIXES, built_in, load_requests, read_trace
+from dsv4bench.memory.trace import MIXES, TraceRequest, built_in, load_requests, read_trace
 
 
 def write(path: Path, *lines: Any) -> Path:
@@ -13,19 +13,22 @@ def write(path: Path, *lines: Any) -> Path:
     return path
 
 
-def shared(first: tuple[int, ...], second: tuple[int, ...]) -> int:
-    return next(
-        (k for k, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
-    )
+def segments(request: TraceRequest) -> list[int]:
+    return [number for part in request.content for number in part]
+
+
+def shared(first: TraceRequest, second: TraceRequest) -> int:
+    pairs = list(zip(segments(first), segments(second), strict=False))
+    return next((k for k, (a, b) in enumerate(pairs) if a != b), len(pairs))
 
 
 def test_requests_are_sorted_by_arrival_and_share_nothing_unless_said(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", {"arrival": 5, "prompt": 600, "output": 100}, "",
                  {"arrival": 1.5, "prompt": 512, "output": 0})  # fmt: skip
     first, second = read_trace(path)
-    assert (first.arrival, first.prompt, first.output, len(first.content)) == (1.5, 512, 0, 2)
-    assert len(second.content) == 2
-    assert shared(first.content, second.content) == 0
+    assert (first.arrival, first.prompt, first.output, len(segments(first))) == (1.5, 512, 0, 2)
+    assert len(segments(second)) == 2
+    assert shared(first, second) == 0
 
 
 def test_requests_of_a_session_continue_one_another(tmp_path: Path) -> None:
@@ -33,7 +36,7 @@ def test_requests_of_a_session_continue_one_another(tmp_path: Path) -> None:
         {"arrival": k, "prompt": 1000 * (k + 1), "output": 500, "session": "a"} for k in range(2)
     ))  # fmt: skip
     first, second = read_trace(path)
-    assert shared(first.content, second.content) == len(first.content) == 5
+    assert shared(first, second) == len(segments(first)) == 5
 
 
 def test_requests_that_name_a_system_prompt_share_its_whole_segments(tmp_path: Path) -> None:
@@ -41,7 +44,7 @@ def test_requests_that_name_a_system_prompt_share_its_whole_segments(tmp_path: P
         {"arrival": k, "prompt": 2000, "output": 5, "system": "s", "system_tokens": 700} for k in range(2)
     ))  # fmt: skip
     first, second = read_trace(path)
-    assert shared(first.content, second.content) == 2
+    assert shared(first, second) == 2
 
 
 def test_mooncake_traces_are_read_with_their_hashes(tmp_path: Path) -> None:
@@ -52,7 +55,9 @@ def test_mooncake_traces_are_read_with_their_hashes(tmp_path: Path) -> None:
     )
     first, second = read_trace(path)
     assert (first.arrival, first.prompt) == (2.0, 1500)
-    assert shared(first.content, second.content) == 4
+    assert shared(first, second) == 4
+    assert (len(segments(first)), len(segments(second))) == (5, 5)
+    assert not set(segments(first)[4:]) & set(segments(second)[4:])
 
 
 @pytest.mark.parametrize(
@@ -105,11 +110,11 @@ def test_a_mix_is_reproducible_and_mostly_continues_its_sessions(name: str) -> N
     requests = built_in(name, 300)
     assert requests == built_in(name, 300)
     assert len(requests) == 300
-    assert all(len(r.content) == (r.prompt + r.output) // 256 for r in requests)
+    assert all(len(segments(r)) == (r.prompt + r.output) // 256 for r in requests)
     assert requests == sorted(requests, key=lambda r: r.arrival)
     seen: set[int] = set()
     repeated = 0
     for request in requests:
-        repeated += any(number in seen for number in request.content)
-        seen.update(request.content)
+        repeated += any(number in seen for number in segments(request))
+        seen.update(segments(request))
     assert repeated > 60
