@@ -2,6 +2,7 @@
 
 from collections import deque
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,9 +61,13 @@ class OneByOne:
                 self.free += self.weights[index]
 
 
-def known(index: RunIndex, chain: int, size: int) -> list[int]:
-    base = chain << CHAIN_BITS
-    return [number for number in range(base, base + size) if index.known_to(number, number + 1) > number]
+def compare(plain: OneByOne, queue: FreeQueue, runs: dict[str, RunIndex]) -> None:
+    assert (queue.free, queue.evicted) == (plain.free, plain.evicted)
+    for name, index in runs.items():
+        expected = sorted(number for owner, number in plain.refs if owner == name)
+        numbers = [(chain << CHAIN_BITS) + number for chain in range(2) for number in range(20)]
+        assert [number for number in numbers if index.known_to(number, number + 1) > number] == expected
+        assert index.last_known(0, 20) == max((number for number in expected if number < 20), default=None)
 
 
 places = st.tuples(st.integers(0, 1), st.integers(0, 9), st.integers(1, 10))
@@ -79,9 +84,9 @@ operations = st.lists(
 def test_runs_do_what_segments_would_one_by_one(
     steps: list[tuple[str, str, tuple[int, int, int], int, int]], unused_first: bool
 ) -> None:
-    weights = {"full": 1, "tail": 22}
-    plain = OneByOne(500, weights, unused_first=unused_first)
-    queue = FreeQueue(500, unused_first=unused_first)
+    weights = {"full": 1, "tail": 4}
+    plain = OneByOne(200, weights, unused_first=unused_first)
+    queue = FreeQueue(200, unused_first=unused_first)
     runs = {name: RunIndex(queue, weight, rising=name == "tail") for name, weight in weights.items()}
     held: list[tuple[str, int, int]] = []
     for what, name, (chain, first, size), number, gap in steps:
@@ -108,12 +113,12 @@ def test_runs_do_what_segments_would_one_by_one(
             gap = 0 if unused_first or name == "full" else gap
             plain.give_back(name, list(range(start, stop))[:: 1 if name == "tail" else -1], gap)
             runs[name].give_back(start, stop, gap)
-        assert (queue.free, queue.evicted) == (plain.free, plain.evicted)
-        for index in weights:
-            expected = sorted(number for name, number in plain.refs if name == index)
-            assert known(runs[index], 0, 20) + known(runs[index], 1, 20) == expected
-            last = max((number for number in expected if number < 20), default=None)
-            assert runs[index].last_known(0, 20) == last
+        compare(plain, queue, runs)
+    while queue.free:  # in what order the rest is evicted
+        count = min(3, queue.free)
+        queue.take(count)
+        plain.take_blocks(count)
+        compare(plain, queue, runs)
 
 
 def test_a_prefix_of_any_length_is_one_run_until_a_part_of_it_is_held_alone() -> None:
@@ -135,3 +140,28 @@ def test_the_last_segments_of_a_prefix_are_evicted_first() -> None:
     index.give_back(0, 10)
     queue.take(4)
     assert (index.known_to(0, 10), queue.evicted) == (6, 4)
+
+
+@pytest.mark.parametrize("gaps", [(2, 2), (2, 5), (0, 3), (3, 0)])
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 3), (3, 1), (2, 2)])
+@pytest.mark.parametrize("between", [0, 2])
+def test_neighbours_that_are_given_back_one_after_the_other_keep_their_order(
+    gaps: tuple[int, int], sizes: tuple[int, int], between: int
+) -> None:
+    plain, queue = OneByOne(50, {"tail": 4}, unused_first=False), FreeQueue(50, unused_first=False)
+    runs = {"tail": RunIndex(queue, 4, rising=True)}
+    queue.take(50)
+    plain.take_blocks(50)
+    runs["tail"].add(0, sum(sizes), sum(sizes))
+    plain.add("tail", 0, sum(sizes), sum(sizes))
+    start = 0
+    for size, gap in zip(sizes, gaps, strict=True):
+        runs["tail"].give_back(start, start + size, gap)
+        plain.give_back("tail", list(range(start, start + size)), gap)
+        queue.give_unused(between)
+        plain.give_unused(between)
+        start += size
+    while queue.free:
+        queue.take(1)
+        plain.take_blocks(1)
+        compare(plain, queue, runs)
