@@ -93,12 +93,12 @@ def require_known(spec: str) -> None:
         if not Path(path).is_file():
             raise UserError(f"no such provider file: {path}")
         try:
-            words = re.findall(r"\w+", Path(path).read_text(encoding="utf-8", errors="replace"))
+            source = Path(path).read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             raise UserError(f"{path} can't be read: {error.strerror}") from error
-        if attribute not in words:
-            near = difflib.get_close_matches(attribute, dict.fromkeys(words), n=1)
-            raise UserError(f"{path} has no {attribute!r}" + (f"; did you mean {near[0]}?" if near else ""))
+        if attribute not in re.findall(r"\w+", source):
+            classes = re.findall(r"^class (\w+)", source, re.MULTILINE)
+            raise UserError(f"{path} has no {attribute!r}" + (f"; it has {', '.join(classes)}" if classes else ""))
         return
     if spec.endswith(".py"):
         raise UserError(f"provider {spec}: say which class of the file, as {spec}:Class")

@@ -1,6 +1,7 @@
 """The environment: complete enough to explain a number, without paths or secrets."""
 
 import subprocess
+from functools import partial
 from pathlib import Path
 
 from dsv4bench.bench.device import Device
@@ -22,13 +23,15 @@ def test_secrets_are_dropped_and_paths_are_relative():
     assert safe_variables(variables, Path("/home/me/work")) == {"CUDA_HOME": ".", "TRITON_CACHE_DIR": "cache"}
 
 
+def run_git(folder, *arguments):
+    subprocess.run(["git", "-C", str(folder), *arguments], check=True, capture_output=True)
+
+
 def test_a_checkout_is_named_by_commit_and_by_what_is_uncommitted(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))  # of a repository that pytest may work in
     assert git_state(tmp_path) == (None, None)
 
-    def git(*arguments):
-        subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True, capture_output=True)
-
+    git = partial(run_git, tmp_path)
     git("init")
     (tmp_path / "a.py").write_text("1")
     git("add", "a.py")
@@ -47,9 +50,7 @@ def test_a_checkout_is_named_by_commit_and_by_what_is_uncommitted(tmp_path, monk
 def test_files_that_git_neither_tracks_nor_ignores_are_uncommitted_unless_they_are_results(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
 
-    def git(*arguments):
-        subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True, capture_output=True)
-
+    git = partial(run_git, tmp_path)
     git("init")
     (tmp_path / ".gitignore").write_text("*.pyc\n")
     git("add", ".gitignore")
