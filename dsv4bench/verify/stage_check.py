@@ -176,14 +176,14 @@ def overwritten_inputs(arguments: Mapping[str, Any], before: Mapping[str, torch.
 
 def _form(name: str, arguments: Mapping[str, Any], actual: Outputs, expected: Outputs) -> list[Difference]:
     """Outputs of another dtype or shape than the contract's, which docs/stages.md gives."""
-    odd: list[tuple[Any, torch.dtype | None, torch.Size | None]]
+    due: list[tuple[Any, torch.dtype | None, torch.Size | None]]
     if name in _QUANTISED:
         dtypes = _QUANTISED[name].get(arguments["precision"], ())
-        odd = [(got, dtype, None) for got, dtype in zip(actual, dtypes, strict=False)]
+        due = [(got, dtype, None) for got, dtype in zip(actual, dtypes, strict=False)]
     else:
-        odd = [(got, want.dtype, want.shape) for got, want in zip(actual, expected, strict=False)]
+        due = [(got, want.dtype, want.shape) for got, want in zip(actual, expected, strict=False)]
     found = []
-    for got, dtype, shape in odd:
+    for got, dtype, shape in due:
         if not isinstance(got, torch.Tensor) or dtype is None:
             continue
         wide = name == "indexer_logits" and got.dim() == 2 and shape is not None and got.shape[1] >= shape[1]
