@@ -1,7 +1,12 @@
 """From an exception to the status and the sentence that a row carries."""
 
+import re
+from contextlib import suppress
+
 from dsv4bench.errors import UserError
 from dsv4bench.results.row import Status
+from dsv4bench.scenario.sizes import format_bytes
+from dsv4bench.stack.measure import free_bytes
 
 COMPILER_ERRORS = ("CompilationError", "CompileTimeAssertionFailure", "OutOfResources", "PTXASError")
 """Exceptions of Triton and its backends that mean: this kernel can't be built for these arguments."""
@@ -25,7 +30,7 @@ def status_of(error: BaseException) -> tuple[Status, str]:
     if isinstance(error, NotImplementedError):
         return Status.UNSUPPORTED, text
     if is_out_of_memory(error):
-        return Status.OOM, text
+        return Status.OOM, f"out of memory: {_shortage(str(error))}a smaller batch or context may fit"
     if any(kind.__name__ in COMPILER_ERRORS for kind in type(error).__mro__):
         return Status.COMPILE_ERROR, text
     if isinstance(error, UserError):
@@ -39,6 +44,21 @@ def is_out_of_memory(error: BaseException) -> bool:
     if names & {"OutOfMemoryError", "MemoryError"}:
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def _shortage(text: str) -> str:
+    """How much was asked for and how much is free, as far as an allocator's message or the system says."""
+    asked = re.search(r"(?:tried|unable) to allocate ([\d.]+) (\w+)", text, re.IGNORECASE)
+    free = re.search(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free", text)
+    told = []
+    if asked:
+        told.append(f"{format_bytes(int(asked[1])) if asked[2] == 'bytes' else ' '.join(asked.groups())} asked for")
+    if free:
+        told.append(f"{free[2]} of the GPU's {free[1]} free")
+    elif "CUDA" not in text:
+        with suppress(UserError):
+            told.append(f"{format_bytes(free_bytes('cpu'))} of the host's memory free")
+    return ", ".join(told) + "; " if told else ""
 
 
 def _first_line(error: BaseException) -> str:

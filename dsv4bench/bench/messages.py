@@ -3,7 +3,7 @@
 The parent sends ``Probe`` or ``Measure``. The worker answers a probe with ``Found``, and a measurement with any number
 of ``Working`` and ``Measured`` and one ``Done``; ``Ready`` is answered with ``Go`` and ``Took`` with ``Settled``.
 ``Trace`` is the last task of a worker, answered with ``Working``, one ``Traced`` a case and ``Done``. A worker that
-verifies gets one ``Try`` after another, each answered with ``Tried``.
+verifies gets one ``Try`` after another, each answered with ``Tried``, and ``Appraise``, answered with ``Appraised``.
 """
 
 from dataclasses import dataclass, field
@@ -150,4 +150,23 @@ class Tried:
     """Answer to ``Try``; ``healthy`` unless the device context broke and the process ends."""
 
     outcome: "Outcome"
+    healthy: bool = True
+
+
+@dataclass(frozen=True)
+class Appraise:
+    """Find what a cache precision costs over fp32 caches, as one of ``jobs`` at once."""
+
+    provider: str
+    setting: "Setting"
+    jobs: int
+
+
+@dataclass(frozen=True)
+class Appraised:
+    """Answer to ``Appraise``: figures by stage, or why there are none; ``healthy`` as of ``Tried``."""
+
+    setting: "Setting"
+    figures: dict[str, dict[str, float]] = field(default_factory=dict)
+    error: str = ""
     healthy: bool = True

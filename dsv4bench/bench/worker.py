@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dsv4bench.bench.checkout import Checkout, adopt
-from dsv4bench.bench.messages import Found, Go, Measure, Probe, Settled, Trace, Try
+from dsv4bench.bench.messages import Appraise, Found, Go, Measure, Probe, Settled, Trace, Try
 from dsv4bench.errors import MeasurementError
 
 START_TIMEOUT = 300.0
@@ -44,14 +44,14 @@ def start_method(environment: Mapping[str, str]) -> str:
 
 
 class Worker:
-    """The parent's end of a worker process."""
+    """The parent's end of a worker process; what it prints goes to ``log``, or to standard error where that is None."""
 
-    def __init__(self, log: Path, checkout: Checkout | None = None) -> None:
+    def __init__(self, log: Path | None, checkout: Checkout | None = None) -> None:
         multiprocessing.set_forkserver_preload(list(PRELOADED))
         context: Any = multiprocessing.get_context(start_method(os.environ))
         self.connection, theirs = context.Pipe()
         self.process = context.Process(
-            target=serve, args=(theirs, str(log), dict(os.environ), checkout), name="dsv4bench-worker"
+            target=serve, args=(theirs, log, dict(os.environ), checkout), name="dsv4bench-worker"
         )
         # blocked across the start, so that a Ctrl-C reaches this process and never the worker; starting the tracker of
         # multiprocessing's resources, which a first start does, would unblock it again
@@ -64,7 +64,7 @@ class Worker:
         theirs.close()
         self._pid = self.process.pid
 
-    def send(self, task: Probe | Measure | Trace | Go | Settled | Try) -> None:
+    def send(self, task: Probe | Measure | Trace | Go | Settled | Try | Appraise) -> None:
         """Give it a task; a worker that is gone is noticed by ``receive``."""
         with contextlib.suppress(OSError):
             self.connection.send(task)
@@ -138,7 +138,9 @@ def await_found(worker: Worker, log: Path, about: str = "") -> Found:
     return found
 
 
-def serve(connection: Connection, log: str, environment: dict[str, str], checkout: Checkout | None = None) -> None:
+def serve(
+    connection: Connection, log: Path | None, environment: dict[str, str], checkout: Checkout | None = None
+) -> None:
     """The worker's end: take tasks until the parent hangs up; kernels come from ``checkout`` if there is one.
 
     The environment is the parent's of now: the server that this process was forked from has an older one.
@@ -169,6 +171,10 @@ def serve(connection: Connection, log: str, environment: dict[str, str], checkou
             from dsv4bench.bench.conformance import try_row
 
             connection.send(try_row(task))
+        elif isinstance(task, Appraise):
+            from dsv4bench.bench.conformance import appraise
+
+            connection.send(appraise(task))
         elif isinstance(task, Trace):
             workshop.trace(task)
             return
@@ -176,10 +182,10 @@ def serve(connection: Connection, log: str, environment: dict[str, str], checkou
             return
 
 
-def _redirect_output(log: str) -> None:
-    """Whatever providers and libraries print goes to the log: stdout holds results and stderr the progress."""
+def _redirect_output(log: Path | None) -> None:
+    """Whatever providers and libraries print goes to the log, if there is one: stdout holds results alone."""
     try:
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        descriptor = os.dup(2) if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     except FileNotFoundError:  # the run was given up, and its folder with it, before this process was there
         sys.exit(1)
     sys.stdout.flush()

@@ -1,5 +1,7 @@
 """The cases of a scenario, before anything is imported or run: what they name has to exist."""
 
+from collections.abc import Sequence
+
 from dsv4bench.errors import UserError
 from dsv4bench.model.config import load_shape
 from dsv4bench.providers.registry import require_known
@@ -29,3 +31,16 @@ def known_cases(scenario: Scenario) -> list[Case]:
     if model is not None and model not in {case.shape.name for case in cases}:
         load_shape(model)
     return cases
+
+
+def unused_baselines(scenario: Scenario, cases: Sequence[Case]) -> list[str]:
+    """Sentences about baselines that nothing will be compared with, since none of the cases is theirs."""
+    found = {
+        "provider": dict.fromkeys(case.provider.label for case in cases),
+        "model": dict.fromkeys(case.shape.name for case in cases),
+    }
+    return [
+        f"nothing is compared with baseline.{key} {name}: the {key}s of the cases are {', '.join(have)}"
+        for key, have in found.items()
+        if (name := getattr(scenario.baseline, key)) is not None and name not in have
+    ]

@@ -84,7 +84,7 @@ def gate(
         raise
     notes = tuple(note for note in (*findings.notes, note) if note)
     report = GateReport(new, tuple(base), preset.value, strict, verdicts, notes)
-    if json:
+    if json and not interleaved(base, new):  # measured beside its base, a run says nothing of stored ones
         report = _with_request_for_baseline(report, faster_before(json, new.manifest.run_id))
     _write({junit: junit_xml(report), md: gate_markdown(report), json: gate_json(report)})
     _print(report, explain=explain)

@@ -1,6 +1,7 @@
 """``dsv4bench memory``: KV memory as the design needs it, as an engine reserves it, as a device gives it."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,8 +108,8 @@ def memory(
         flag = "--ctx" if longest is None else "--max-model-len"
         raise UserError(f"{flag} must be at least 1, got {length}: what fits is counted in requests that have tokens")
     if simulate is not None:
-        speed = Rates(prefill=_tokens(prefill_rate, "--prefill-rate") or 0, decode=decode_rate)
-        trace = (simulate, _tokens(requests, "--requests") or 0, rate)
+        speed = Rates(prefill=parse_tokens(prefill_rate, "--prefill-rate", "tokens per second"), decode=decode_rate)
+        trace = (simulate, parse_tokens(requests, "--requests", "requests"), rate)
         _simulate(
             deployment, allocator, trace, speed, _tokens(retention, "--retention") or 0, budget, num_blocks, format
         )
@@ -262,13 +263,17 @@ def _simulate(
     retention: int, budget: Budget | None, num_blocks: int | None, format: str,
 ) -> None:  # fmt: skip
     from dsv4bench.memory.simulate import simulate
-    from dsv4bench.memory.trace import load_requests
+    from dsv4bench.memory.trace import MOST_REQUESTS, load_requests
     from dsv4bench.report.simulation_tables import simulation_json, simulation_sections
 
     if not isinstance(engine, Vllm):
         raise UserError("--simulate replays block allocators: give --engine vllm")
-    if trace[1] < 1 or not (rates.prefill > 0 and rates.decode > 0 and (trace[2] is None or trace[2] > 0)):
-        raise UserError("--requests, --rate, --prefill-rate and --decode-rate must be above 0")
+    _, count, rate = trace
+    if not 1 <= count <= MOST_REQUESTS:
+        raise UserError(f"--requests must be from 1 to {MOST_REQUESTS:,}, got {count:,}")
+    for flag, speed in (("--rate", rate), ("--prefill-rate", rates.prefill), ("--decode-rate", rates.decode)):
+        if speed is not None and not 0 < speed < math.inf:
+            raise UserError(f"{flag} must be above 0, got {speed:g}")
     engine.check(deployment)
     capacity = engine.capacity(deployment, budget.available_bytes if budget else 0, num_blocks)
     pool = capacity.num_blocks if budget or num_blocks is not None else None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dsv4bench.analysis.roofline import Peaks
-from dsv4bench.cli.cases import known_cases
+from dsv4bench.cli.cases import known_cases, unused_baselines
 from dsv4bench.cli.flags import from_here, given_flags, refuse_beside, refuse_without
 from dsv4bench.cli.output import Format, output_console, print_records, print_run
 from dsv4bench.errors import IncomparableError, MeasurementError, UserError
@@ -77,6 +77,8 @@ def run(
     read = weights_override(weights, layer)
     resolved = load_scenario(scenario, [*(overrides or ()), *provider_override(provider), *read])
     cases = selected_cases(resolved, only or [])
+    for sentence in unused_baselines(resolved, cases):
+        typer.echo(f"note: {sentence}", err=True)
     if not dry_run:
         refuse_without("--dry-run", given, {"roofline", "gpu"})  # a real run stores floors anyway
     if dry_run:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from dsv4bench.cli.cases import known_cases
+from dsv4bench.cli.cases import known_cases, unused_baselines
 from dsv4bench.errors import UserError
 from dsv4bench.scenario.loader import load_scenario
 
@@ -22,10 +22,12 @@ def validate(
             mistakes.append(str(error))
             continue
         try:
-            count = len(known_cases(scenario))
+            cases = known_cases(scenario)
         except UserError as error:  # of what the values mean together: no line is to blame
             mistakes.append(f"{name}: {error}")
             continue
-        typer.echo(f"{name}: valid, {count} case{'s' if count != 1 else ''}")
+        typer.echo(f"{name}: valid, {len(cases)} case{'s' if len(cases) != 1 else ''}")
+        for sentence in unused_baselines(scenario, cases):
+            typer.echo(f"note: {name}: {sentence}", err=True)
     if mistakes:
         raise UserError("\n".join(mistakes))

@@ -5,7 +5,7 @@ import re
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -52,9 +52,10 @@ def verify(
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of everything random.")] = 0,
     replay: Annotated[Path | None, typer.Option(help="Try a failure again that an earlier run saved.")] = None,
     save: Annotated[Path, typer.Option(help="Folder for the inputs of failures, a subfolder per provider.")] = FAILURES,
-    jobs: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Try so many rows at once, each in a process of its own.")
-    ] = 1,
+    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Try so many rows at once, in a process each.")] = 1,
+    timeout: Annotated[
+        int, typer.Option(min=1, max=1_000_000, metavar="SECONDS", help="A row that takes longer is killed and fails.")
+    ] = 600,
     format: Annotated[Format, typer.Option(help="How to print the results.")] = Format.TABLE,
 ) -> None:
     """Check a provider's stages against the reference on everything that implementations get wrong in the field.
@@ -75,8 +76,8 @@ def verify(
         refuse_beside("--replay", given, given.keys() - {"replay", "provider", "device", "format"})
         if not replay.is_file():
             raise UserError(f"--replay {replay}: no such file")
-    import torch
-
+    from dsv4bench.bench.conformance import attempt_all
+    from dsv4bench.bench.messages import Try
     from dsv4bench.verify.replay import replay as replay_file
     from dsv4bench.verify.replay import require_writable
     from dsv4bench.verify.suite import select_rows
@@ -84,22 +85,22 @@ def verify(
     allowed = _deviations(allow or [])
     where = find_device(device).torch_name
     use_device(where)
-    tried = load_provider(provider)
+    tried, figures = load_provider(provider), {}
     if replay is not None:
         outcomes, finished = [replay_file(replay, tried, device=None if device == "auto" else where)], True
     else:
         require_writable(save)
-        if quick and where == "cpu":
-            torch.set_num_threads(1)  # on shapes as small as these more threads wait for each other
         kinds = layer or list(LayerKind)
         _require_stages_of(kinds, only or [])
         plan = _plan(tried, select_rows(only or []), kinds, cache or [], where, quick, seed)
         folder = save / re.sub(r"[^\w.-]+", "-", provider).strip("-")
-        found = _in_turn(tried, plan, allowed, folder) if jobs == 1 else _at_once(provider, plan, allowed, folder, jobs)
-        outcomes, finished = _collect(found, plan)
+        tasks = [Try(provider, row.number, setting, allowed, folder, jobs) for row, setting in plan]
+        outcomes, finished = _collect(attempt_all(tasks, jobs, timeout), plan)
+        if finished:
+            figures = _against_fp32(provider, outcomes, jobs, timeout)
     if not finished and not outcomes:
         raise KeyboardInterrupt
-    _print(outcomes, _against_fp32(tried, outcomes, quick) if replay is None and finished else {}, format)
+    _print(outcomes, figures, format)
     _conclude(outcomes, provider, finished=finished)
 
 
@@ -168,24 +169,6 @@ def _supported(provider: Provider, label: str, kinds: Sequence[LayerKind], devic
     return any(need.stages and support_of(provider, need).ok for need in needs)
 
 
-def _in_turn(
-    provider: Provider, plan: "Sequence[tuple[Row, Setting]]", allow: frozenset[str], folder: Path
-) -> "Generator[Outcome]":
-    from dsv4bench.verify.attempt import attempt
-
-    return (attempt(provider, row, setting, allow, folder) for row, setting in plan)
-
-
-def _at_once(
-    provider: str, plan: "Sequence[tuple[Row, Setting]]", allow: frozenset[str], folder: Path, jobs: int
-) -> "Generator[Outcome]":
-    from dsv4bench.bench.conformance import attempt_all
-    from dsv4bench.bench.messages import Try
-
-    tasks = [Try(provider, row.number, setting, allow, folder, jobs) for row, setting in plan]
-    return attempt_all(tasks, jobs)
-
-
 def _collect(found: "Generator[Outcome]", plan: "Sequence[tuple[Row, Setting]]") -> "tuple[list[Outcome], bool]":
     """Outcomes in the order of the plan, and whether they are all: Ctrl-C ends it early and loses nothing."""
     outcomes: list[Outcome] = []
@@ -204,36 +187,27 @@ def _collect(found: "Generator[Outcome]", plan: "Sequence[tuple[Row, Setting]]")
     return sorted(outcomes, key=lambda one: order[one.row.number, one.setting]), finished
 
 
-def _against_fp32(provider: Provider, outcomes: "list[Outcome]", quick: bool) -> dict[tuple[str, str], Any]:
-    """What each cache precision costs, by the stages that the provider has itself."""
-    from dsv4bench.model.stage import STAGES
-    from dsv4bench.providers.base import implemented_stages
-    from dsv4bench.verify.accuracy import format_accuracy
-    from dsv4bench.verify.sequences import small_shape
+def _against_fp32(
+    provider: str, outcomes: "list[Outcome]", jobs: int, timeout: float
+) -> dict[tuple[str, str], dict[str, dict[str, float]]]:
+    """What each cache precision costs, by layer kind and precision; stderr says where that can't be told."""
+    from dsv4bench.bench.conformance import appraise_all
+    from dsv4bench.bench.messages import Appraise
 
+    settings = dict.fromkeys(outcome.setting for outcome in outcomes if outcome.checks)
     figures = {}
-    for setting in dict.fromkeys(outcome.setting for outcome in outcomes if outcome.checks):
-        owned = {s.name for s in STAGES[setting.kind]} & set(implemented_stages(provider))
-        try:
-            found = format_accuracy(
-                dict.fromkeys(owned, provider),
-                small_shape(setting.kind, setting.device),
-                setting.kind,
-                setting.precision,
-                context=4096 if quick else 32_768,
-                device=setting.device,
-                seed=setting.seed,
-            )
-        except (Exception, SystemExit) as error:  # a provider may raise anything; the verdicts due yet matter more
-            what = f"{type(error).__name__}: {error}"
-            typer.echo(f"no figures over fp32 caches for {setting.kind} {setting.precision.label}: {what}", err=True)
-            continue
-        theirs = {stage: numbers for stage, numbers in found.items() if stage in owned}
-        figures[setting.kind.value, setting.precision.label] = theirs
+    for found in appraise_all([Appraise(provider, setting, jobs) for setting in settings], jobs, timeout):
+        kind, cache = found.setting.kind.value, found.setting.precision.label
+        if found.error:  # the verdicts matter more
+            typer.echo(f"no figures over fp32 caches for {kind} {cache}: {found.error}", err=True)
+        else:
+            figures[kind, cache] = found.figures
     return figures
 
 
-def _print(outcomes: "list[Outcome]", against_fp32: dict[tuple[str, str], Any], format: Format) -> None:
+def _print(
+    outcomes: "list[Outcome]", against_fp32: dict[tuple[str, str], dict[str, dict[str, float]]], format: Format
+) -> None:
     from dsv4bench.verify.records import accuracy_records, outcome_line, outcome_record
 
     accuracy = accuracy_records(outcomes, against_fp32)

@@ -14,6 +14,8 @@ from dsv4bench.memory.runs import CHAIN_BITS
 
 MOST_TOKENS = 2**30
 """Tokens of a prompt or an answer above this are taken for mistakes: each 256 of them are an object in memory."""
+MOST_REQUESTS = 1_000_000
+"""Requests of a built-in mix; replaying these takes minutes and a gigabyte."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,8 @@ def against(report: GateReport) -> str:
     if interleaved(report.base, report.run):
         return f"Both sides measured in interleaved rounds; preset {report.preset}."
     runs = f"{len(report.base)} stored run{'s' if len(report.base) != 1 else ''}"
-    return f"Held against {runs} of {report.run.manifest.scenario_name}; preset {report.preset}."
+    scenarios = " and ".join(dict.fromkeys(run.manifest.scenario_name for run in report.base))
+    return f"Held against {runs} of {scenarios}; preset {report.preset}."
 
 
 def environment(run: Run) -> str:

@@ -213,7 +213,7 @@ class TimingSection(Section):
     """Untimed calls before them."""
     seed: Annotated[Integer, Field(ge=0, lt=2**63)] = 0
     """Base seed of weights, inputs and the order of rounds."""
-    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
+    timeout: Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)] = 600.0
     """Seconds after which a case is killed."""
     energy: bool = True
     """On a GPU, measure the energy of a step in a pass of its own, about 0.3 s a case."""
@@ -297,13 +297,19 @@ class Scenario(Section):
         return names
 
     @model_validator(mode="after")
-    def _stages_fit_kind(self) -> "Scenario":
+    def _keys_fit_kind(self) -> "Scenario":
         if (self.kind == "stage") != bool(self.stages):
             raise ValueError("'stages' belongs to kind: stage, which needs it")
         if self.kind == "model" and self.layers is not None:
             raise ValueError("'layers' does not go with kind: model, which runs every layer of the model's list")
         if self.kind == "model" and self.weights.checkpoint is not None:
             raise ValueError("'weights.checkpoint' does not go with kind: model; it is read one layer at a time")
+        if self.kind != "model" and self.copies != type(self).model_fields["copies"].default:
+            raise ValueError("'copies' belongs to kind: model, whose layers take them in turn; leave it out")
+        if self.kind == "memory" and self.baseline != BaselineSection():
+            raise ValueError("'baseline' does not go with kind: memory, in which nothing is timed")
+        if self.kind == "stage" and self.baseline.model is not None:
+            raise ValueError("'baseline.model' does not go with kind: stage: the stages of two models differ")
         if len(self.model) > 1 and self.weights.checkpoint is not None:
             raise ValueError(f"a checkpoint is of one model, and model names {', '.join(self.model)}; name one")
         return self

@@ -23,22 +23,23 @@ LARGEST = 2**62
 """Sizes above this are taken for typing errors: no token count or memory comes near it."""
 
 
-def parse_tokens(text: str | int, name: str = "size") -> int:
+def parse_tokens(text: str | int, name: str = "size", noun: str = "tokens") -> int:
     """Tokens of ``8K``, ``1M``, ``25.6k``, ``1_048_576`` or a plain integer.
 
     Args:
         text: what the user wrote; integers pass through the same checks.
         name: the flag or key it came from, for the error.
+        noun: what is counted, for the error, where it isn't tokens.
 
     Raises:
         UserError: not such a size, negative, or beyond 2**62.
     """
-    number, unit = _split(text, name, "a token count such as 4096, 8K or 1M")
+    number, unit = _split(text, name, f"a number of {noun} such as 4096, 8K or 1M")
     if unit not in _TOKEN_UNITS:
         raise UserError(f"{name}: unknown suffix {unit!r} in {text!r}; use k, m (thousands) or K, M (powers of 1024)")
     value = number * _TOKEN_UNITS[unit]
     if value.denominator != 1 or (unit.isupper() and number.denominator != 1):
-        raise UserError(f"{name}: {text!r} is not a whole number of tokens; decimals go with k and m only, as in 25.6k")
+        raise UserError(f"{name}: {text!r} is not a whole number of {noun}; decimals go with k and m only, as in 25.6k")
     return _checked(int(value), text, name)
 
 

@@ -32,7 +32,7 @@ def measure_request(layout: CacheLayout, num_blocks: int, device: str | None) ->
         raise UserError(f"--device must be cpu or cuda, got {name!r}")
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: no CUDA device here; leave --device out or say cpu")
-    need, free = num_blocks * layout.bytes_per_block, _free(name)
+    need, free = num_blocks * layout.bytes_per_block, free_bytes(name)
     if need > 0.9 * free:
         raise UserError(f"--measure: {need:,} B are needed and {free:,} B are free on {name}; lower --ctx")
     if name == "cpu":
@@ -69,7 +69,12 @@ def _resident(slab: torch.Tensor) -> int:
     return int((pages & 1).sum()) * mmap.PAGESIZE
 
 
-def _free(device: str) -> int:
+def free_bytes(device: str) -> int:
+    """Memory that a process could still get, ``cuda`` or ``cpu``.
+
+    Raises:
+        UserError: of the CPU, this system has no procfs.
+    """
     if device == "cuda":
         return torch.cuda.mem_get_info()[0]
     return _kilobytes("/proc/meminfo", "MemAvailable")

@@ -12,5 +12,10 @@ from dsv4bench.verify.trial import Setting
 def attempt(provider: Provider, row: Row, setting: Setting, allow: frozenset[str], folder: Path) -> Outcome:
     """Try one row with one setting; the outcome names the file in ``folder`` and holds no tensors."""
     outcome = run_row(provider, row, setting, allow=allow)
-    saved = save_failure(outcome, folder) if outcome.status is Status.FAIL else None
-    return replace(outcome, failed_call=None, saved=saved)
+    if outcome.status is not Status.FAIL:
+        return replace(outcome, failed_call=None)
+    try:
+        saved, unsaved = save_failure(outcome, folder), ""
+    except OSError as error:  # a disk that has filled up since; what is wrong is known all the same
+        saved, unsaved = None, f"; its inputs can't be saved: {error.filename}: {error.strerror}"
+    return replace(outcome, failed_call=None, saved=saved, reason=outcome.reason + unsaved)

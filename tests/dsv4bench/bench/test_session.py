@@ -14,8 +14,17 @@ import pytest
 from dsv4bench.bench.device import Device
 from dsv4bench.bench.environment import git_state
 from dsv4bench.bench.execute import Executor
-from dsv4bench.bench.messages import Found, Measured, Traced, Working
-from dsv4bench.bench.session import Request, complete_row, exit_code, make_manifest, resume_run, start_run, with_gaps
+from dsv4bench.bench.messages import Done, Found, Measured, Traced, Working
+from dsv4bench.bench.session import (
+    OUTSIDE,
+    Request,
+    complete_row,
+    exit_code,
+    make_manifest,
+    resume_run,
+    start_run,
+    with_gaps,
+)
 from dsv4bench.bench.settings import Settings
 from dsv4bench.bench.worker import START_TIMEOUT, Worker
 from dsv4bench.errors import IncomparableError, MeasurementError, UserError
@@ -158,6 +167,24 @@ def test_a_worker_killed_from_outside_costs_one_case_and_resume_finishes_a_cut_j
     assert again.rows[1].repro == f"dsv4bench run small --only {again.rows[1].case_id}"
     assert (path / CASES).read_text().startswith(kept[0])
     assert resume_run(path, lambda event: None).rows == again.rows
+
+
+def test_a_run_that_is_killed_keeps_in_its_books_what_it_spent_on_the_cases_it_finished(tmp_path):
+    scenario = small_scenario(tmp_path, workload={"context": 256, "batch": [1, 2]})
+    path, left = tmp_path / "run", []
+
+    def look(event):
+        if isinstance(event, Done) and not left:  # what kill -9 would leave now
+            left.extend((path / name).read_text() for name in (MANIFEST, CASES))
+
+    start_run(request_of(scenario), path, look)
+    for name, text in zip((MANIFEST, CASES), left, strict=True):
+        (path / name).write_text(text)
+    killed = read_run(path)
+    assert (killed.manifest.finished, len(killed.missing)) == (None, 1)
+    assert {"timing", OUTSIDE} <= killed.manifest.spent.keys()
+    spent = resume_run(path, lambda event: None).manifest.spent
+    assert all(spent[purpose] > seconds > 0 for purpose, seconds in killed.manifest.spent.items())
 
 
 def test_ctrl_c_leaves_a_valid_run_and_exit_code_130(tmp_path):

@@ -304,6 +304,16 @@ def test_the_page_lists_every_reason_code():
     assert not [reason for reason, text in MEANING.items() if f"| `{reason.value}` | {text} |" not in page]
 
 
+def test_the_action_keeps_verdicts_against_stored_runs_where_its_next_run_reads_them():
+    steps = {step["name"]: step for step in ACTION["runs"]["steps"]}
+    restore, save = steps["Earlier verdicts"], steps["Keep verdicts"]
+    order = [name for name in steps if name in ("Measure", "Earlier verdicts", "Gate", "Keep verdicts")]
+    assert order == ["Measure", "Earlier verdicts", "Gate", "Keep verdicts"], "Measure empties the folder"
+    assert restore["with"]["path"] == save["with"]["path"] == steps["Gate"]["env"]["OUT"] + "/gate.json"
+    assert restore["with"]["key"] == save["with"]["key"]
+    assert save["with"]["key"].startswith(restore["with"]["restore-keys"])
+
+
 def test_no_input_reaches_a_shell_except_through_the_environment():
     """``${{ }}`` in a script would let the title of a branch run commands."""
     assert not [step["name"] for step in ACTION["runs"]["steps"] if "${{" in step.get("run", "")]

@@ -305,6 +305,15 @@ def test_a_case_that_is_faster_twice_asks_for_a_new_baseline(tmp_path):
         assert ("faster twice" in done.stderr) == (name == "second")
 
 
+def test_a_case_that_is_faster_than_the_base_measured_beside_it_asks_for_no_baseline(tmp_path):
+    report = tmp_path / "gate.json"
+    for name in ("first", "second"):
+        a, b = run([row("case", around(1e-4))], name), run([row("case", shuffled(0.9e-4))], name)
+        done = gate(sides(tmp_path / name, a, b), "--json", report, cwd=tmp_path)
+        assert json.loads(report.read_text())["verdicts"][0]["outcome"] == "faster"
+        assert "faster twice" not in done.stderr
+
+
 def test_bytes_are_gated_without_any_time_and_one_more_is_a_regression(tmp_path):
     def memory(engine: int):
         return run([row("case", case={"scenario_kind": "memory"}, engine_bytes=engine)])

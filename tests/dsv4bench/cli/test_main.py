@@ -208,6 +208,26 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(arguments, message):
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        (
+            ["validate", "quickstart", "--set", "providers=[reference, triton]"],
+            "note: quickstart: nothing is compared with baseline.provider eager: "
+            "the providers of the cases are reference, triton\n",
+        ),
+        (
+            ["run", "quickstart", "--dry-run", "--set", "model=v4-flash"],
+            "note: nothing is compared with baseline.model v3.2: the models of the cases are v4-flash\n",
+        ),
+        (["run", "quickstart", "--dry-run"], ""),
+    ],
+)
+def test_a_baseline_that_no_case_has_is_told(words, note):
+    done = cli(*words)
+    assert (done.returncode, done.stderr) == (0, note)
+
+
 def test_every_wrong_scenario_is_named_and_the_right_ones_too(tmp_path):
     for name in ("a", "b"):
         (tmp_path / f"{name}.yaml").write_text(f"name: {name}\nmodel: v4-flash\nworkload: {{contxt: 1K}}\n")

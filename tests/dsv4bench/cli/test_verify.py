@@ -47,6 +47,13 @@ class Dying(Right):
         return reference.topk(logits=logits, candidate_lens=candidate_lens, k=k)
 
 
+class Ending(Right):
+    def topk(self, *, logits, candidate_lens, k):
+        if set(candidate_lens.tolist()) == {1024}:  # as in the figures over fp32 caches
+            os._exit(3)
+        return reference.topk(logits=logits, candidate_lens=candidate_lens, k=k)
+
+
 class PlainYes(Faulty):
     def supports(self, need):
         return True
@@ -88,17 +95,17 @@ def test_the_table_says_case_stages_status_error_and_where():
 
 
 def test_an_interrupted_check_shows_what_it_tried(provider, monkeypatch):
-    from dsv4bench.verify import attempt
+    from dsv4bench.bench import conformance
 
-    tried, run_row = [], attempt.run_row
+    waited, wait = [], conformance.wait
 
-    def interrupt_the_second(*arguments, **options):
-        if tried:
+    def interrupt_the_second(*arguments):
+        if waited:
             raise KeyboardInterrupt
-        tried.append(run_row(*arguments, **options))
-        return tried[0]
+        waited.append(True)
+        return wait(*arguments)
 
-    monkeypatch.setattr(attempt, "run_row", interrupt_the_second)
+    monkeypatch.setattr(conformance, "wait", interrupt_the_second)
     words = ("--only", "short-contexts", "--only", "tile-edges", "--provider", f"{provider}:Right")
     lines = output(*words, code=130).splitlines()
     assert "short-contexts" in lines[1]
@@ -165,9 +172,10 @@ def test_a_kernel_that_breaks_is_a_row_of_the_table_and_no_traceback(provider, t
     assert "no figures over fp32 caches for c4a fp8+fp8: " in result.stderr
 
 
-def test_rows_in_processes_of_their_own_come_in_order_and_one_that_kills_its_process_fails_alone(provider, tmp_path):
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_rows_come_in_order_and_one_that_kills_its_process_fails_alone(provider, tmp_path, jobs):
     words = ("--provider", f"{provider}:Dying", "--only", "19", "--only", "12", "--only", "7", "--layer", "c4a")
-    result = invoke(*words, "--layer", "dsa", "--jobs", "2", "--save", str(tmp_path / "f"))
+    result = invoke(*words, "--layer", "dsa", "--jobs", jobs, "--save", str(tmp_path / "f"))
     assert isinstance(result.exception, MeasurementError)
     assert str(result.exception).endswith(
         "is not conformant: 2 pass, 1 fail, 2 skipped (not shown: 2 rows about stages that it lacks)"
@@ -179,6 +187,15 @@ def test_rows_in_processes_of_their_own_come_in_order_and_one_that_kills_its_pro
         ("19", "c4a", ["fail", "layer:"]),
     ]
     assert "layer: the worker process was killed by SIGKILL" in result.stdout
+
+
+def test_a_provider_that_ends_its_process_in_the_figures_alone_leaves_the_verdicts(provider, tmp_path):
+    words = ("--provider", f"{provider}:Ending", "--only", "12", "--layer", "c4a", "--save", str(tmp_path / "f"))
+    result = invoke(*words)
+    assert result.exit_code == 0
+    assert "topk    pass" in result.stdout
+    ended = "no figures over fp32 caches for c4a fp8+fp8: the worker process ended with exit code 3"
+    assert ended in result.stderr
 
 
 def test_a_failure_in_a_process_of_its_own_is_saved_and_replays(provider, tmp_path):

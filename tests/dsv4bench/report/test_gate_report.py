@@ -1,6 +1,7 @@
 """Every exporter of the gate, on one report that has each outcome."""
 
 import json
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from xml.etree import ElementTree
@@ -18,7 +19,7 @@ from dsv4bench.report.junit import junit_xml
 from dsv4bench.report.refusal import Refusal, refusal_annotation, refusal_json, refusal_junit, refusal_markdown
 from dsv4bench.report.verdict_cells import REMARKS, name, notable
 from dsv4bench.report.verdict_json import faster_before, gate_json
-from dsv4bench.report.verdict_markdown import gate_markdown, headline
+from dsv4bench.report.verdict_markdown import against, gate_markdown, headline
 from dsv4bench.report.verdict_table import decisions, verdict_table
 from dsv4bench.results.row import Status
 from tests.dsv4bench.stored_runs import CONTRACT, H200, around, base_run, row, run, shuffled
@@ -75,6 +76,15 @@ def test_junit_counts_what_it_holds(strict, counts):
 def test_markdown_is_as_reviewed():
     """A golden file; after a wanted change write ``gate_markdown(report())`` to it and read the difference."""
     assert gate_markdown(report()) == (DATA / "gate_report.md").read_text(encoding="utf-8")
+
+
+def test_what_a_run_was_held_against_is_named_by_the_scenarios_of_the_stored_runs():
+    rows = [row("case", around(1e-4))]
+    base = tuple(run(rows, str(day), day, scenario_name=name) for day, name in ((2, "nightly"), (3, "nightly")))
+    found = GateReport(run(rows, scenario_name="decode"), base, "default", False, ())
+    assert against(found) == "Held against 2 stored runs of nightly; preset default."
+    mixed = replace(found, base=(*base, run(rows, "4", 4, scenario_name="weekly")))
+    assert against(mixed) == "Held against 3 stored runs of nightly and weekly; preset default."
 
 
 def test_a_gate_that_could_judge_no_time_does_not_call_that_no_regression():

@@ -45,6 +45,12 @@ def test_sizes_read_binary_and_decimal_suffixes(write):
         (MINIMAL + "providers: 3\n", "mini.yaml:5: providers.0: should be text, got 3$"),
         (MINIMAL + "providers: {default: eager, topk: 3}\n", "mini.yaml:5: providers.0.topk: should be text, got 3$"),
         (MINIMAL + "kind: stage\n", "mini.yaml:5: 'stages' belongs to kind: stage, which needs it"),
+        (MINIMAL + "copies: 5\n", "mini.yaml:5: 'copies' belongs to kind: model, whose layers take them in turn"),
+        (
+            MINIMAL + "kind: stage\nstages: [topk]\nbaseline:\n  model: v3.2\n",
+            "mini.yaml:8: 'baseline.model' does not go with kind: stage",
+        ),
+        (MINIMAL + "kind: memory\nbaseline: {model: v3.2}\n", "mini.yaml:6: 'baseline' does not go with kind: memory"),
         (MINIMAL + "kind: stage\nstages: [topkk]\n", "mini.yaml:6: stages: unknown stage 'topkk'; did you mean 'topk'"),
         (
             MINIMAL + "timing:\n  timer: graph\n",
@@ -54,6 +60,7 @@ def test_sizes_read_binary_and_decimal_suffixes(write):
         (MINIMAL + "timing: {rounds: true}\n", "mini.yaml:5: timing.rounds: should be a whole number, got True"),
         (MINIMAL + "timing: {rounds: '3'}\n", "mini.yaml:5: timing.rounds: should be a whole number, got '3'"),
         (MINIMAL + "timing: {rounds: 3.5}\n", "mini.yaml:5: timing.rounds: should be a whole number, got 3.5"),
+        (MINIMAL + "timing: {timeout: 1.0e+10}\n", "mini.yaml:5: timing.timeout: .*less than or equal to 1000000"),
         (MINIMAL + "timing: {timeout: .inf}\n", "mini.yaml:5: timing.timeout: .*finite number, got inf"),
         (
             MINIMAL + "timing: {seed: 9223372036854775808}\n",
@@ -132,3 +139,8 @@ def test_the_schema_accepts_the_shipped_scenarios():
     for path in shipped_scenarios().values():
         validator.validate(yaml.safe_load(path.read_text()))
     assert not validator.is_valid({"name": "x", "model": "v4-flash", "workload": {"context": 1, "bath": 2}})
+
+
+def test_a_scenario_is_read_again_from_what_a_run_stores_of_it(write):
+    scenario = load_scenario(write(MINIMAL))
+    assert scenario_of(scenario.model_dump(mode="json", exclude_none=True), "manifest") == scenario

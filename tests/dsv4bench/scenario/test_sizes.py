@@ -31,11 +31,11 @@ def test_byte_sizes_are_read_in_both_kinds_of_unit(text: str | int, size: int) -
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("-4", r"--ctx: '-4' is not a token count such as 4096, 8K or 1M"),
-        ("", "is not a token count"), ("K", "is not a token count"), ("1e6", "is not a token count|unknown suffix"),
+        ("-4", r"--ctx: '-4' is not a number of tokens such as 4096, 8K or 1M"),
+        ("", "not a number of tokens"), ("K", "not a number of tokens"), ("1e6", "not a number of tokens|unknown suff"),
         ("8Q", "unknown suffix 'Q' in '8Q'"), ("1.5", "not a whole number of tokens"),
         ("1.5K", "decimals go with k and m only"), ("0.0001k", "not a whole number"), ("9999999T", "absurdly large"),
-        ("9" * 5000, "is not a token count"), (True, "is not a token count"), ("1..5k", "is not a token count"),
+        ("9" * 5000, "not a number of tokens"), (True, "not a number of tokens"), ("1..5k", "not a number of tokens"),
     ],
 )  # fmt: skip
 def test_a_wrong_token_count_is_an_error_that_names_the_flag(text: str, message: str) -> None:
