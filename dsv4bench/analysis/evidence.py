@@ -57,14 +57,14 @@ def stored_evidence(
         cards: the card of each stored run; empty or None where it is unknown.
         card: the card of the run under test.
     """
-    logs = [math.log(timing.median) for timing in history]
     elsewhere = card is not None and bool(cards) and card not in cards and None not in cards
-    observed = list(dict(zip(cards, logs, strict=True)).values()) if elsewhere else logs
-    cycles = [clocked for timing in history if (clocked := _mean_log_cycles(timing)) is not None]
+    observed = list(dict(zip(cards, history, strict=True)).values()) if elsewhere else history
+    logs = [math.log(timing.median) for timing in observed]
+    cycles = [clocked for timing in observed if (clocked := _mean_log_cycles(timing)) is not None]
     new_cycles = _mean_log_cycles(new)
     return Evidence(
-        estimate=prediction(observed, math.log(new.median)),
-        base=math.exp(fmean(observed)),
+        estimate=prediction(logs, math.log(new.median)),
+        base=math.exp(fmean(logs)),
         new=new.median,
         rounds=len(new.rounds),
         cycles=new_cycles - fmean(cycles) if cycles and new_cycles is not None else None,

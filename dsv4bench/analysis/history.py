@@ -36,7 +36,7 @@ class Series:
     cards: int | None = None
 
     @property
-    def median(self) -> float:
+    def geometric_mean(self) -> float:
         """Geometric mean of the medians, seconds."""
         return math.exp(fmean(math.log(value) for value in self.medians))
 

@@ -87,26 +87,6 @@ def serial_floor(parts: Iterable[Floor]) -> float:
     return sum(part.seconds for part in parts)
 
 
-def impossible_rate(cost: Cost, seconds: float, datasheet: Peaks, *, cold: bool) -> str:
-    """Why a time can't be right, in a sentence; empty if it can.
-
-    FLOP/s above the datasheet are always impossible. Bytes per second are only if L2 was cold: warm inputs may come
-    from L2 (``from_cache``).
-    """
-    rate, peak = cost.flops / seconds, datasheet.flops_of(cost)
-    if rate > peak:
-        return (
-            f"{rate / 1e12:.0f} TFLOP/s exceed the {peak / 1e12:.0f} TFLOP/s of the {datasheet.source}: "
-            "the time does not contain the work"
-        )
-    if cold and from_cache(cost, seconds, datasheet):
-        return (
-            f"{cost.bytes / seconds / 1e12:.2f} TB/s exceed the {datasheet.bandwidth / 1e12:.2f} TB/s of the "
-            f"{datasheet.source}: L2 was not cold, or the time does not contain the work"
-        )
-    return ""
-
-
 @dataclass(frozen=True)
 class Least:
     """What stages need together, however they overlap and however well the L2 serves them.

@@ -49,12 +49,11 @@ class Estimate:
         return math.expm1(self.log_effect + self.half_width)
 
 
-def paired_t(log_ratios: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
+def paired_t(log_ratios: Sequence[float]) -> Estimate:
     """Estimate a change from rounds that measured both sides.
 
     Args:
         log_ratios: ln(new median / base median) of each round.
-        confidence: of the interval.
 
     Returns:
         The mean with Student's t interval on ``len(log_ratios) - 1`` degrees of freedom.
@@ -64,16 +63,15 @@ def paired_t(log_ratios: Sequence[float], confidence: float = CONFIDENCE) -> Est
     """
     count = len(log_ratios)
     mean, deviation = mean_and_deviation(log_ratios)
-    return _estimate(mean, deviation / math.sqrt(count), count, count - 1, confidence)
+    return _estimate(mean, deviation / math.sqrt(count), count)
 
 
-def prediction(history: Sequence[float], value: float, confidence: float = CONFIDENCE) -> Estimate:
+def prediction(history: Sequence[float], value: float) -> Estimate:
     """Estimate a change of one run against the runs stored before it.
 
     Args:
         history: ln(median) of each stored run.
         value: ln(median) of the new run.
-        confidence: of the interval.
 
     Returns:
         ``value`` minus the history's mean, with the interval within which one further run of unchanged code would fall,
@@ -84,20 +82,19 @@ def prediction(history: Sequence[float], value: float, confidence: float = CONFI
     """
     count = len(history)
     mean, deviation = mean_and_deviation(history)
-    return _estimate(value - mean, deviation * math.sqrt(1 + 1 / count), count, count - 1, confidence)
+    return _estimate(value - mean, deviation * math.sqrt(1 + 1 / count), count)
 
 
-def half_width(deviation: float, count: int, confidence: float = CONFIDENCE) -> float:
+def half_width(deviation: float, count: int) -> float:
     """Relative half-width of the paired t interval that ``count`` rounds would give.
 
     Args:
         deviation: standard deviation of ln(new / base) between rounds.
         count: rounds.
-        confidence: of the interval.
     """
     if count < 2:
         return math.inf
-    return math.expm1(t_quantile(count - 1, confidence) * deviation / math.sqrt(count))
+    return math.expm1(t_quantile(count - 1) * deviation / math.sqrt(count))
 
 
 def holm(p_values: Mapping[Key, float]) -> dict[Key, float]:
@@ -140,20 +137,20 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
 
 
 @cache
-def t_quantile(degrees: int, confidence: float = CONFIDENCE) -> float:
-    """Two-sided quantile of Student's t: 2.262 for 9 degrees of freedom at 95 %."""
+def t_quantile(degrees: int) -> float:
+    """Two-sided quantile of Student's t at 95 %: 2.262 for 9 degrees of freedom."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(degrees, 0.5 + confidence / 2))
+    return float(stdtrit(degrees, 0.5 + CONFIDENCE / 2))
 
 
-def _estimate(mean: float, error: float, count: int, degrees: int, confidence: float) -> Estimate:
-    """Interval and p value for a mean with a standard error."""
+def _estimate(mean: float, error: float, count: int) -> Estimate:
+    """Interval and p value for a mean with a standard error, on ``count - 1`` degrees of freedom."""
     from scipy.special import stdtr
 
-    if degrees < 1:
+    if count < 2:
         return Estimate(mean, math.inf, 1.0, count)
     if error == 0.0:  # a clock too coarse to see scatter, or deterministic figures
         return Estimate(mean, 0.0, 1.0 if mean == 0.0 else 0.0, count)
-    p_value = 2.0 * float(stdtr(degrees, -abs(mean) / error))
-    return Estimate(mean, t_quantile(degrees, confidence) * error, p_value, count)
+    p_value = 2.0 * float(stdtr(count - 1, -abs(mean) / error))
+    return Estimate(mean, t_quantile(count - 1) * error, p_value, count)

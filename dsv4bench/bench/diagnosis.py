@@ -41,9 +41,9 @@ class Finding:
 
 
 PACKAGES = (
-    ("torch", "runs cases: pip install 'dsv4bench[torch]'"),
+    ("torch", "runs cases: pip install '.[torch]' in a checkout of dsv4bench"),
     ("triton", "the triton provider and spin-calibrated events: comes with torch for Linux"),
-    ("vllm", "provider vllm, the engine's own kernels: pip install 'dsv4bench[vllm]'"),
+    ("vllm", "provider vllm, the engine's own kernels: pip install '.[vllm]' in a checkout of dsv4bench"),
     ("nvtx", "stage names in Nsight: pip install nvtx"),
     ("nvidia-ml-py", "clocks, throttling, energy, co-tenants: pip install nvidia-ml-py"),
     ("transformers", "the independent oracle of the test-suite: pip install transformers"),

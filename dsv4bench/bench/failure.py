@@ -43,7 +43,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & {"OutOfMemoryError", "MemoryError"}:
         return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    driver_or_host = r"CUDA[^:\n]*: out of memory|can't allocate memory"
+    return isinstance(error, RuntimeError) and re.search(driver_or_host, str(error)) is not None
 
 
 def _shortage(text: str) -> str:

@@ -48,7 +48,7 @@ def _page_bytes(case: Case) -> int:
         from dsv4bench.stack.caches import layer_layout
         from dsv4bench.stack.inputs import page_spans
     except ImportError as error:
-        raise UserError("laying out pages needs torch: pip install 'dsv4bench[torch]'") from error
+        raise UserError("laying out pages needs torch: pip install '.[torch]' in a checkout of dsv4bench") from error
 
     pages = layer_layout(case.kind, case.cache).pages
     total = 0

@@ -8,7 +8,6 @@ from dsv4bench.analysis.roofline import (
     Peaks,
     floor,
     from_cache,
-    impossible_rate,
     least_traffic,
     serial_floor,
 )
@@ -92,10 +91,6 @@ def impossible(row: Row, case: Case, datasheet: Peaks, l2_bytes: int) -> str:
     A stage alone is held to its own work, and what runs as one (a layer, a model, each layer kind of a model) to the
     work of all its stages. Bytes per second count as far as the bytes can't come from L2.
     """
-    for stage in () if case.layers else row.stages:
-        cost, cold = cost_of(case, stage.name), row.contract.l2 == "cold"
-        if stage.timing and (reason := impossible_rate(cost, stage.timing.median, datasheet, cold=cold)):
-            return f"{stage.name}: {reason}"
     for name, timing, least in _held_to(row, case, datasheet, l2_bytes):
         if timing and (reason := least.impossible(timing.median, datasheet)):
             return f"{name}: {reason}"
@@ -106,7 +101,7 @@ def _held_to(row: Row, case: Case, datasheet: Peaks, l2_bytes: int) -> Iterator[
     """Times of a row by name, each with the least work it has to contain."""
     cold, overlap = row.contract.l2 == "cold", row.contract.streams != "serial"
 
-    def least(one: Case, names: Sequence[str], *, cold: bool = cold) -> Least:
+    def least(one: Case, names: Sequence[str], *, cold: bool = cold, overlap: bool = overlap) -> Least:
         costs = [cost_of(one, name) for name in names]
         weights = [weights_of(one, name) for name in names]
         compute = sum(cost.flops / datasheet.flops_of(cost) for cost in costs)
@@ -115,7 +110,7 @@ def _held_to(row: Row, case: Case, datasheet: Peaks, l2_bytes: int) -> Iterator[
     if not case.layers:
         names = [stage.name for stage in row.stages]
         for stage in row.stages:
-            yield stage.name, stage.timing, least(case, [stage.name])
+            yield stage.name, stage.timing, least(case, [stage.name], overlap=False)
         yield "stages together" if case.stages else "layer", row.layer, least(case, names)
         return
     whole = Least(0.0, 0)

@@ -144,7 +144,7 @@ def _probe(executor: Executor, request: Request) -> Found:
     if request.scenario.kind == "memory":
         return Found(Device("cpu"))
     if find_spec("torch") is None:
-        raise UserError("timing needs torch: pip install 'dsv4bench[torch]'")
+        raise UserError("timing needs torch: pip install '.[torch]' in a checkout of dsv4bench")
     return executor.probe(request.device, calibrate=True)
 
 
@@ -157,10 +157,19 @@ def _measure(
     began: float,
     listen: Listener,
 ) -> None:
-    """Run the cases, journal each row before the next case starts, and close the books whatever happens."""
+    """Run the cases, journal each row before the next case starts, and close the books whatever happens.
+
+    They are closed after every comparison as well, so that a run that is killed loses the time of one.
+    """
     by_id = {case.case_id: case for case in request.cases}
     rows: dict[str, Row] = {}
     spent = dict(manifest.spent)
+
+    def close_books(**changes: object) -> None:
+        in_workers = sum(spent.values()) - sum(manifest.spent.values())
+        outside = spent.get(OUTSIDE, 0.0) + max(time.monotonic() - began - in_workers, 0.0)
+        directory.write_manifest(manifest.model_copy(update=changes | {"spent": spent | {OUTSIDE: outside}}))
+
     interrupted = True
     try:
         for event in _events(executor, settings, request.cases):
@@ -175,15 +184,12 @@ def _measure(
             elif isinstance(event, Done):
                 for purpose, seconds in event.spent.items():
                     spent[purpose] = spent.get(purpose, 0.0) + seconds
+                close_books(finished=None, interrupted=False)
             listen(event)
         interrupted = False
     finally:
         executor.close()
-        in_workers = sum(spent.values()) - sum(manifest.spent.values())
-        rest = max(time.monotonic() - began - in_workers, 0.0)
-        spent[OUTSIDE] = spent.get(OUTSIDE, 0.0) + rest
-        changes = {"finished": now(), "interrupted": interrupted, "spent": spent}
-        directory.write_manifest(manifest.model_copy(update=changes))
+        close_books(finished=now(), interrupted=interrupted)
 
 
 def _events(executor: Executor, settings: Settings, cases: Sequence[Case]) -> Iterator[Event]:

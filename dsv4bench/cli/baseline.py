@@ -70,7 +70,7 @@ def list_(root: Root = ROOT, format: Annotated[Format, typer.Option(help="How to
 def show(
     name: Name, root: Root = ROOT, format: Annotated[Format, typer.Option(help="How to print.")] = Format.TABLE
 ) -> None:
-    """The cases of a baseline: median, and the interval that a further run of unchanged code would fall into."""
+    """Each case: geometric mean of its medians, and the interval into which a run of unchanged code would fall."""
     print_records([_shown(item) for item in series(_one(name, root).runs)], format, SHOWN)
 
 
@@ -132,7 +132,7 @@ def _one(name: str, root: Path) -> Stored:
 
 SHOWN = {
     "runs": lambda count: f"{count} of {MINIMUM_HISTORY}" if count < MINIMUM_HISTORY else str(count),
-    "median": seconds,
+    "geometric mean": seconds,
     "first": seconds,
     "last": seconds,
     "change": change,
@@ -148,7 +148,7 @@ def _shown(item: Series) -> Record:
         "runs": len(item.medians),
         "cards": item.cards,
         "left out": item.excluded,
-        "median": item.median,
+        "geometric mean": item.geometric_mean,
         "next run within": item.prediction_half_width,
     }
 

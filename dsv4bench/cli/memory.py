@@ -254,7 +254,7 @@ def _measure(deployment: Deployment, engine: Engine | None, context: int, device
     try:
         from dsv4bench.stack.measure import measure_request
     except ImportError as error:
-        raise UserError("--measure needs torch: pip install 'dsv4bench[torch]'") from error
+        raise UserError("--measure needs torch: pip install '.[torch]' in a checkout of dsv4bench") from error
     return measure_request(engine.layout(deployment), engine.blocks_held(deployment, context), device or None)
 
 

@@ -65,11 +65,6 @@ class BlockAllocator:
         """Blocks no live request holds, those with reusable content included."""
         return len(self._free)
 
-    @property
-    def live_requests(self) -> tuple[Hashable, ...]:
-        """Ids of the admitted requests."""
-        return tuple(self._requests)
-
     def computed(self, request: Hashable) -> int:
         """Tokens of a request that are in the cache."""
         return self._requests[request].computed
@@ -82,10 +77,6 @@ class BlockAllocator:
         """Blocks a request holds in a group."""
         owner = self._requests[request]
         return len(owner.tables[group]) - owner.first[group]
-
-    def references(self, block: int) -> int:
-        """Live requests that hold a block."""
-        return self._refs[block]
 
     def admit(self, request: Hashable, prompt: int, content: Sequence[Hashable] = ()) -> int:
         """Take a request in, reusing the longest cached prefix.

@@ -195,18 +195,17 @@ MIXES: dict[str, tuple[_Draw, float]] = {"chat": (_chat, 5.0), "agents": (_agent
 """The built-in mixes, with their mean requests per second unless told otherwise."""
 
 
-def built_in(name: str, count: int, rate: float | None = None, seed: int = 0) -> list[TraceRequest]:
-    """Requests of a built-in mix; the same seed gives the same ones.
+def built_in(name: str, count: int, rate: float | None = None) -> list[TraceRequest]:
+    """Requests of a built-in mix, the same ones every time.
 
     Args:
         name: a key of `MIXES`.
         count: requests.
         rate: mean requests per second; None for the mix's own.
-        seed: of the generator.
     """
     identities = _Identities()
     draw, usual = MIXES[name]
-    drawn = list(draw(random.Random(seed), count, usual if rate is None else rate))
+    drawn = list(draw(random.Random(0), count, usual if rate is None else rate))
     requests = [
         TraceRequest(
             fields["arrival"], fields["prompt"], fields["output"],

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from math import log
+from math import gcd, log
 
 from dsv4bench.errors import UserError
 
@@ -154,10 +154,11 @@ class ModelShape:
         Raises:
             UserError: heads or groups do not divide.
         """
-        if tp < 1 or self.num_heads % tp or (self.o_groups and self.o_groups % tp):
+        if tp < 1 or self.num_heads % tp or self.o_groups % tp:
+            most = gcd(self.num_heads, self.o_groups)
             raise UserError(
                 f"tp {tp} does not divide {self.num_heads} heads and {self.o_groups} output groups of {self.name}; "
-                "use a power of two up to 8"
+                f"use {most} or a divisor of it"
             )
         return replace(self, num_heads=self.num_heads // tp, o_groups=self.o_groups // tp)
 

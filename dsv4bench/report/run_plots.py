@@ -54,10 +54,10 @@ def plot_run(rows: Sequence[Row], baseline: dict[str, Any], folder: Path) -> lis
     return paths
 
 
-def _figure(width: float, height: float, columns: int = 1) -> tuple["Figure", list["Axes"]]:
+def _figure(width: float, columns: int = 1) -> tuple["Figure", list["Axes"]]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, 4.2), layout="constrained")
     axes = figure.subplots(1, columns, squeeze=False)[0]
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
@@ -84,12 +84,12 @@ def _speedup_figure(rows: Sequence[Row], baseline: dict[str, Any]) -> "Figure":
         if any(value != 1.0 for value in others.values()):
             shown.append((title, others))
     if not shown:  # one provider and one model: nothing to be faster than, so the times themselves
-        figure, (axis,) = _figure(_width(rows), 4.2)
+        figure, (axis,) = _figure(_width(rows))
         _bars(axis, rows, {row.case_id: row.layer.median * 1e6 for row in rows if row.layer})
         axis.set_ylabel("time, µs")
         axis.set_title(f"{what} time (no other provider or model to compare with)")
         return figure
-    figure, axes = _figure(_width(rows) * len(shown), 4.2, len(shown))
+    figure, axes = _figure(_width(rows) * len(shown), len(shown))
     for axis, (title, known) in zip(axes, shown, strict=True):
         _bars(axis, [row for row in rows if row.case_id in known], known)
         axis.axhline(1.0, color="black", linewidth=0.8)
@@ -143,7 +143,7 @@ def _memory_figure(rows: Sequence[Row]) -> "Figure":
             bytes_of[(row.case["context"], name)] = row.memory.ideal_bytes / row.case["batch"]
             colour[name] = _COLOURS[row.case["layer"]]
     contexts, names = sorted({key[0] for key in bytes_of}), list(colour)
-    figure, (axis,) = _figure(max(6.0, 1.6 * len(contexts) + 2), 4.2)
+    figure, (axis,) = _figure(max(6.0, 1.6 * len(contexts) + 2))
     width = 0.8 / max(len(names), 1)
     for (context, name), size in bytes_of.items():
         place = contexts.index(context) - 0.4 + width * (names.index(name) + 0.5)

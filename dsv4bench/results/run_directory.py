@@ -137,11 +137,6 @@ def write_run_file(run: Run, path: Path) -> None:
     write_text(path, f'{{"manifest": {manifest},\n"rows": [\n' + ",\n".join(rows) + "\n]}\n")
 
 
-def read_samples(path: Path) -> list[dict[str, Any]]:
-    """Raw samples of a run directory; empty where none were kept."""
-    return [record for _, record in _lines(path / SAMPLES, torn=True)] if (path / SAMPLES).exists() else []
-
-
 def new_run_path(parent: Path, scenario_name: str, now: datetime | None = None) -> Path:
     """``<parent>/<UTC time>-<scenario>``, numbered when two runs start in the same second."""
     stamp = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")

@@ -56,7 +56,6 @@ def draw(
     cos_sin: torch.Tensor,
     *,
     seed: int,
-    dtype: torch.dtype = torch.bfloat16,
 ) -> Values:
     """Everything the stages of a layer read, for one step.
 
@@ -69,7 +68,6 @@ def draw(
         weights: of ``stack.weights.make_weights`` or ``stack.checkpoint.load_weights``.
         cos_sin: rotary table of the layer kind, fp32 [≥ longest sequence, 64].
         seed: decides activations and page order.
-        dtype: of the activations.
     """
     device = cos_sin.device
     generator = torch.Generator().manual_seed(seed)
@@ -80,7 +78,7 @@ def draw(
     values |= constants(shape, kind, precision)
     on_device = torch.Generator(device).manual_seed(seed)
     x = torch.randn((workload.tokens, shape.hidden_size), generator=on_device, device=device, dtype=torch.float32)
-    values |= {"x": x.to(dtype), "cos_sin": cos_sin}
+    values |= {"x": x.bfloat16(), "cos_sin": cos_sin}
     if workload.index_pattern != "random" and kind.has_indexer:
         chosen = plant(workload.index_pattern, values["candidate_lens"], shape.index_topk, on_device)
         values[PLANTED] = chosen

@@ -37,7 +37,6 @@ class Layer:
         weights: by tensor name.
         caches: real pages.
         cos_sin: rotary table, fp32 [≥ longest sequence, 64].
-        dtype: of activations and weights.
     """
 
     shape: ModelShape
@@ -46,21 +45,10 @@ class Layer:
     weights: Mapping[str, Weight]
     caches: LayerCaches
     cos_sin: torch.Tensor
-    dtype: torch.dtype = torch.bfloat16
 
     def draw(self, workload: Workload, seed: int) -> Values:
         """Fresh activations and page order for one step of ``workload``."""
-        return draw(
-            self.shape,
-            self.kind,
-            workload,
-            self.precision,
-            self.caches,
-            self.weights,
-            self.cos_sin,
-            seed=seed,
-            dtype=self.dtype,
-        )
+        return draw(self.shape, self.kind, workload, self.precision, self.caches, self.weights, self.cos_sin, seed=seed)
 
 
 def prepare(
@@ -71,7 +59,6 @@ def prepare(
     *,
     device: torch.device | str = "cpu",
     seed: int = 0,
-    dtype: torch.dtype = torch.bfloat16,
     weights: Mapping[str, Weight] | None = None,
     choice: WeightChoice = RANDOM_BF16,
     tp: int = 1,
@@ -85,7 +72,6 @@ def prepare(
         workloads: what will be drawn; they size the caches and the rotary table.
         device: where everything lives.
         seed: of weights and cache contents.
-        dtype: of activations and weights.
         weights: to share between layers; made as ``choice`` says otherwise.
         choice: precision of weights, and the checkpoint that they are read from rather than drawn from the seed.
         tp: tensor-parallel size that ``shape`` is a rank of; of a checkpoint, the first rank's share is read.
@@ -98,18 +84,11 @@ def prepare(
     rows = max(max(workload.seq_lens) for workload in workloads)
     if weights is None and choice.checkpoint:
         weights = load_weights(
-            Path(choice.checkpoint),
-            choice.layer,
-            shape,
-            kind,
-            device=device,
-            dtype=dtype,
-            precision=choice.precision,
-            tp=tp,
+            Path(choice.checkpoint), choice.layer, shape, kind, device=device, precision=choice.precision, tp=tp
         )
     elif weights is None:
-        weights = make_weights(shape, kind, device=device, dtype=dtype, seed=seed, precision=choice.precision)
-    return Layer(shape, kind, precision, weights, caches, rope_table(shape.rope_of(kind), rows, str(device)), dtype)
+        weights = make_weights(shape, kind, device=device, seed=seed, precision=choice.precision)
+    return Layer(shape, kind, precision, weights, caches, rope_table(shape.rope_of(kind), rows, str(device)))
 
 
 @lru_cache(maxsize=4)

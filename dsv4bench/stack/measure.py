@@ -77,17 +77,8 @@ def free_bytes(device: str) -> int:
     """
     if device == "cuda":
         return torch.cuda.mem_get_info()[0]
-    return _kilobytes("/proc/meminfo", "MemAvailable")
-
-
-def _kilobytes(path: str, field: str) -> int:
-    """Bytes of a ``Field:  n kB`` line of procfs.
-
-    Raises:
-        UserError: this system has no procfs.
-    """
     try:
-        lines = Path(path).read_text(encoding="ascii").splitlines()
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError as error:
-        raise UserError(f"--measure on the CPU needs Linux: {path} cannot be read") from error
-    return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
+        raise UserError("--measure on the CPU needs Linux: /proc/meminfo cannot be read") from error
+    return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) * 1024

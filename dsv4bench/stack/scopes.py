@@ -65,8 +65,3 @@ def scope(name: str) -> AbstractContextManager[None]:
     """A range around a ``with`` block; a shared no-op when no tool listens."""
     domain = _domain()
     return _OFF if domain is None else _Range(domain, name)
-
-
-def listening() -> bool:
-    """Whether a tool such as ``nsys`` records ranges in this process."""
-    return _domain() is not None

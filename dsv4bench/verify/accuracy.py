@@ -152,7 +152,7 @@ def _attention(
     for part, count in parts.items():
         values = torch.randn((count, stored.dim), generator=generator, device=device)
         for format, target in ((stored, arguments), (exact_format(stored), exact_arguments)):
-            target |= _source(part, format, values, TOKENS)
+            target |= _source(part, format, values)
         if count:
             decoded = read_entries(arguments[f"{part}_cache"], torch.arange(count, device=device))
             snr = min(snr, snr_db(decoded, values))
@@ -162,15 +162,15 @@ def _attention(
     return {"sparse_attention": {"lse_error_fp32": error}, _INSERTS[kind]: {"snr_db": snr}}
 
 
-def _source(part: str, format: EntryFormat, values: torch.Tensor, tokens: int) -> dict[str, Any]:
+def _source(part: str, format: EntryFormat, values: torch.Tensor) -> dict[str, Any]:
     """Cache, indices and lengths under which every token attends all of the values; None where there are none."""
     names = (f"{part}_cache", f"{part}_indices", f"{part}_lens")
     if not len(values):
         return dict.fromkeys(names)
-    indices = torch.arange(len(values), dtype=torch.int32, device=values.device).expand(tokens, -1).contiguous()
+    indices = torch.arange(len(values), dtype=torch.int32, device=values.device).expand(TOKENS, -1).contiguous()
     width = -(-len(values) // 128) * 128
     indices = torch.nn.functional.pad(indices, (0, width - len(values)), value=-1)
-    lens = torch.full((tokens,), len(values), dtype=torch.int32, device=values.device)
+    lens = torch.full((TOKENS,), len(values), dtype=torch.int32, device=values.device)
     return dict(zip(names, (_cache(format, values), indices, lens), strict=True))
 
 

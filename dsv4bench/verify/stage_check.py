@@ -93,23 +93,19 @@ class StageCheck:
         return f"{self.stage}: {self.worst.sentence}"
 
 
-def check_stages(
-    stages: Iterable[Stage], values: Values, *, tokens: torch.Tensor | None = None
-) -> dict[str, StageCheck]:
+def check_stages(stages: Iterable[Stage], values: Values) -> dict[str, StageCheck]:
     """Compare every stage's outputs, which lie in ``values`` beside its inputs, with the reference.
 
-    Work is bounded: ``sample_tokens`` decides which tokens are compared unless ``tokens`` does.
+    Work is bounded: ``sample_tokens`` decides which tokens are compared.
 
     Args:
         stages: stages that have run, in any order.
         values: tensors of the layer by name, after they ran.
-        tokens: int64 numbers of the tokens to compare.
 
     Returns:
         check by stage name.
     """
-    if tokens is None:
-        tokens = sample_tokens(values)
+    tokens = sample_tokens(values)
     return {stage.name: check_stage(stage, values, tokens) for stage in stages}
 
 

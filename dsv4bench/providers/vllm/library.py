@@ -20,7 +20,7 @@ from typing import Any
 from dsv4bench.providers.vllm.release import KNOWN, Form, forms_for, release_of
 
 Function = Callable[..., Any]
-ABSENT = "vLLM is not installed here; pip install 'dsv4bench[vllm]'"
+ABSENT = "vLLM is not installed here: pip install '.[vllm]' in a checkout of dsv4bench"
 
 
 class MissingError(NotImplementedError):

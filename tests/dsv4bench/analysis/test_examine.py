@@ -106,6 +106,16 @@ def test_a_run_on_a_card_without_history_is_held_against_the_newest_run_of_each_
     assert evidence.estimate.half_width == pytest.approx(prediction(newest, math.log(1e-4)).half_width)
 
 
+def test_clock_cycles_are_compared_with_the_runs_that_the_times_are_compared_with():
+    """At one clock cycles say what times say, whatever older runs of the cards took."""
+    newest = [("GPU-0", 15.9e-6), ("GPU-1", 16.0e-6), ("GPU-2", 16.1e-6), ("GPU-3", 16.0e-6)]
+    older = [(card, 20e-6) for card, _ in newest for _ in range(3)]
+    [new] = on_cards(("GPU-9", 18e-6))
+    [evidence] = examine(on_cards(*older, *newest), new).evidence.values()
+    assert evidence.cycles == pytest.approx(evidence.estimate.log_effect)
+    assert evidence.cycles > 0.1
+
+
 def test_eight_runs_of_one_card_say_nothing_of_another_card():
     history, [new] = on_cards(*[("GPU-0", 1e-4 + day * 1e-8) for day in range(8)]), on_cards(("GPU-9", 1.04e-4))
     [verdict] = settle(examine(history, new).evidence, lambda *_: PRESETS["default"])

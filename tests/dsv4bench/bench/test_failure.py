@@ -16,6 +16,7 @@ HOST = (
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
     "274877906944 bytes. Error code 12 (Cannot allocate memory)"
 )
+TRITON, DRIVER = "Triton Error [CUDA]: out of memory", "CUDA driver error: out of memory"
 
 
 class OutOfResources(Exception):  # noqa: N818  named like Triton's
@@ -38,6 +39,15 @@ class OutOfResources(Exception):  # noqa: N818  named like Triton's
             torch.OutOfMemoryError("CUDA out of memory."),
             Status.OOM,
             "out of memory: a smaller batch or context may fit",
+        ),
+        *(
+            (RuntimeError(text), Status.OOM, "out of memory: a smaller batch or context may fit")
+            for text in ("CUDA error: out of memory\nFor debugging pass CUDA_LAUNCH_BLOCKING=1", TRITON, DRIVER)
+        ),
+        (
+            RuntimeError("CUDA error: invalid argument"),
+            Status.RUNTIME_ERROR,
+            "RuntimeError: CUDA error: invalid argument",
         ),
         (
             RuntimeError(HOST),

@@ -30,7 +30,7 @@ from dsv4bench.bench.worker import START_TIMEOUT, Worker
 from dsv4bench.errors import IncomparableError, MeasurementError, UserError
 from dsv4bench.results.environment import Environment, GpuProcess
 from dsv4bench.results.row import Gaps, Row, StageRow, Status, Timing
-from dsv4bench.results.run_directory import CASES, MANIFEST, read_run, read_samples
+from dsv4bench.results.run_directory import CASES, MANIFEST, SAMPLES, read_run
 from dsv4bench.scenario.expand import expand
 from tests.dsv4bench.bench.small import small_scenario
 from tests.dsv4bench.stored_runs import row
@@ -101,7 +101,7 @@ def test_a_run_is_journalled_with_everything_that_explains_it(tmp_path):
     assert manifest.timer_floor["wall"] < 1e-5
     assert {"timing", "inputs", "checks", "weights and caches"} <= manifest.spent.keys()
     assert len(manifest.planned) == 2
-    assert {record["round"] for record in read_samples(run.path)} == {0, 1}
+    assert {json.loads(line)["round"] for line in (run.path / SAMPLES).read_text().splitlines()} == {0, 1}
     assert {event.doing for event in heard if isinstance(event, Working)} >= {"preparing", "round 1 of 2", "finishing"}
 
 

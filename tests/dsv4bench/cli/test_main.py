@@ -274,7 +274,7 @@ def test_a_run_of_bytes_says_that_it_needs_torch(tmp_path):
     (tmp_path / "kv.yaml").write_text("name: kv\nkind: memory\nmodel: v4-flash\nworkload: {context: 1K}\n")
     done = cli("run", str(tmp_path / "kv.yaml"), "--out", str(tmp_path / "run"), code=NO_TORCH)
     assert done.returncode == 2
-    assert "error: laying out pages needs torch: pip install 'dsv4bench[torch]'" in done.stderr
+    assert "error: laying out pages needs torch: pip install '.[torch]' in a checkout of dsv4bench" in done.stderr
     assert "Traceback" not in done.stderr
 
 

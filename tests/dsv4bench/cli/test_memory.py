@@ -425,4 +425,7 @@ def test_it_runs_where_torch_cannot_be_imported() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments, "--measure"], capture_output=True, text=True, env=environment
     )
-    assert (done.returncode, done.stderr) == (2, "error: --measure needs torch: pip install 'dsv4bench[torch]'\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: --measure needs torch: pip install '.[torch]' in a checkout of dsv4bench\n",
+    )

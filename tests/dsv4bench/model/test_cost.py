@@ -79,6 +79,28 @@ def test_v32_costs_at_a_position() -> None:
     assert absorb.flops == up.flops == 2 * 128 * 128 * 512
 
 
+@pytest.mark.parametrize(
+    ("stage", "kind", "per_token"),
+    [
+        ("qkv_norm", LayerKind.C4A, 4 * (1024 + 512)),
+        ("query_norm_rope_insert", LayerKind.C4A, 2048 * 64 + 192 * 65),
+        ("compressor_state_save", LayerKind.C4A, 2 * 512),
+        ("compressor_state_save", LayerKind.C128A, 512),
+        ("indexer_state_save", LayerKind.C4A, 2 * 128),
+        ("indexer_query_rope_quant", LayerKind.C4A, 6 * 64 * 128),
+        ("inverse_rope_quant", LayerKind.C4A, 5120 * 64),
+        ("query_rope", LayerKind.DSA, 192 * 128),
+        ("latent_insert", LayerKind.DSA, 1728),
+        ("indexer_key_insert", LayerKind.DSA, 1408),
+    ],
+)
+def test_element_wise_stages_have_the_flops_of_the_documented_formulas(
+    stage: str, kind: LayerKind, per_token: int
+) -> None:
+    step = decode(V3_2 if kind is LayerKind.DSA else V4_FLASH, kind, 4096, batch=3)
+    assert stage_cost(stage, step).flops == 3 * per_token
+
+
 @pytest.mark.parametrize("kind", LayerKind)
 @pytest.mark.parametrize("weight_bytes", [1, 2])
 def test_every_stage_has_a_cost_that_grows_with_tokens(kind: LayerKind, weight_bytes: int) -> None:

@@ -43,8 +43,13 @@ def test_a_shard_divides_heads_and_output_groups_and_nothing_else(tp):
 
 
 def test_a_tensor_parallel_size_that_does_not_divide_is_refused():
-    with pytest.raises(UserError, match="tp 3 does not divide 64 heads"):
+    with pytest.raises(UserError, match="tp 3 does not divide 64 heads .* of v4-flash; use 8 or a divisor of it$"):
         V4_FLASH.shard(3)
+    with pytest.raises(UserError, match="tp 32 does not divide 128 heads .* of v4-pro; use 16 or a divisor of it$"):
+        V4_PRO.shard(32)
+    with pytest.raises(UserError, match="use 128 or a divisor of it$"):
+        V3_2.shard(0)
+    assert V3_2.shard(128).num_heads == 1
 
 
 @pytest.mark.parametrize(("context", "c4a", "c128a"), [(3, 0, 0), (4, 1, 0), (127, 31, 0), (128, 32, 1), (257, 64, 2)])

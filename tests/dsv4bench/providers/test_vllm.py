@@ -76,7 +76,7 @@ def provider(variant: str = "", version: str = "0.26.0") -> VllmProvider:
 def test_without_vllm_it_loads_and_says_why_it_can_run_nothing() -> None:
     support = VllmProvider("", Library()).supports(need("topk"))
     assert not support.ok
-    assert support.reason == "vLLM is not installed here; pip install 'dsv4bench[vllm]'"
+    assert support.reason == "vLLM is not installed here: pip install '.[vllm]' in a checkout of dsv4bench"
 
 
 @ABSENT

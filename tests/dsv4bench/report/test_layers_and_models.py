@@ -25,8 +25,8 @@ def test_gains_of_schedules_as_markdown():
     assert records_markdown(gain_records(rows), SHOWN) == (
         "| model | kind | batch | context | provider | streams | serial | layer | gain | critical path | noise |\n"
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
-        "| v4-flash | c128a | 1 | 8K | eager | multi | 12.00 µs | 10.00 µs | +20.0 % | +37.5 % | 1 % |\n"
-        "| v4-flash | c128a | 1 | 8K | eager | multi3 | 12.00 µs | 12.50 µs | -4.0 % | +37.5 % | 1 % |\n"
+        "| v4-flash | c128a | 1 | 8K | eager | multi | 12.00 µs | 10.00 µs | +20.0 % | +37.5 % | 1.41 % |\n"
+        "| v4-flash | c128a | 1 | 8K | eager | multi3 | 12.00 µs | 12.50 µs | -4.0 % | +37.5 % | 1.41 % |\n"
     )
 
 

@@ -8,10 +8,10 @@ from dsv4bench.errors import IncomparableError, UserError
 from dsv4bench.results.run_directory import (
     CASES,
     MANIFEST,
+    SAMPLES,
     RunDirectory,
     new_run_path,
     read_run,
-    read_samples,
     write_run_file,
 )
 from tests.dsv4bench.stored_runs import around, row, run, write_directory
@@ -65,10 +65,10 @@ def test_a_line_torn_by_a_kill_is_dropped_when_resuming_and_refused_otherwise(st
 
 def test_samples_are_kept_by_line(stored, tmp_path):
     directory = RunDirectory.create(tmp_path / "run", stored.manifest)
-    assert read_samples(tmp_path / "run") == []
     directory.append_samples([{"case_id": "a", "seconds": (1.0, 2.0)}])
     directory.append_samples([{"case_id": "b", "seconds": (3.0,)}])
-    assert [record["seconds"] for record in read_samples(tmp_path / "run")] == [[1.0, 2.0], [3.0]]
+    lines = (tmp_path / "run" / SAMPLES).read_text().splitlines()
+    assert [json.loads(line)["seconds"] for line in lines] == [[1.0, 2.0], [3.0]]
 
 
 def test_a_directory_that_holds_a_run_is_not_overwritten(stored, tmp_path):

@@ -1,1 +1,0 @@
-"""Profiles: kernels to stages, timelines."""
