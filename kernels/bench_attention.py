@@ -227,7 +227,8 @@ def measure_logits(cell: Cell, tune: bool) -> tuple[str, dict[str, float]]:
         logits_module._PIPELINE = dict.fromkeys(saved, (programs, stages))
         times[f"plain={programs},{stages}"] = graph_us(lambda: logits_module.indexer_logits(**arguments, form="plain"))
     logits_module._PIPELINE = saved
-    if tune and logits_module.gluon_applies(arguments["index_q_values"], arguments["indexer_cache"]):
+    operands = (arguments[name] for name in ("index_q_values", "index_weights", "indexer_cache"))
+    if tune and logits_module.gluon_applies(*operands):
         times["gluon"] = graph_us(lambda: logits_module.indexer_logits(**arguments, form="gluon"))
     return f"err {error:.1e}", times
 

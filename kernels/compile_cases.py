@@ -209,8 +209,8 @@ def _logits(tokens: int, precision: str, requests: int, entries: int = 4096) -> 
     )  # fmt: skip
 
 
-def _topk(width: int, k: int) -> None:
-    topk(logits=_meta(2, width, dtype=torch.float32), candidate_lens=_meta(2, dtype=torch.int32), k=k)
+def _topk(width: int, k: int, rows: int = 2) -> None:
+    topk(logits=_meta(rows, width, dtype=torch.float32), candidate_lens=_meta(rows, dtype=torch.int32), k=k)
 
 
 def _latent() -> None:
@@ -254,8 +254,13 @@ def _selection() -> dict[str, Case]:
     cases["indexer_logits T=4096 fp8"] = Case(lambda: _logits(4096, "fp8", 4096))
     for tokens in (2, SOME, 4096):
         cases[f"indexer_logits T={tokens} fp8, one request"] = Case(lambda t=tokens: _logits(t, "fp8", 1, 262144))
+    for tokens in (1024, 4096):
+        cases[f"indexer_logits T={tokens} fp8, one short request"] = Case(lambda t=tokens: _logits(t, "fp8", 1))
     for width, k in ((2048, 512), (4096, 1024), (16384, 1024), (262144, 512), (1_048_576, 2048)):
         cases[f"topk {width} k={k}"] = Case(lambda w=width, n=k: _topk(w, n))
+    cases["topk T=64 262144 k=512"] = Case(lambda: _topk(262144, 512, 64))
+    for width, k in ((32768, 512), (65536, 512), (65536, 1024), (65536, 2048), (65535, 1024)):
+        cases[f"topk T=4096 {width} k={k}"] = Case(lambda w=width, n=k: _topk(w, n, 4096))
     return cases | {"latent stages": Case(_latent), "gather_dequant": Case(_gather)}
 
 

@@ -6,6 +6,8 @@ with small shapes.
 
 # ruff: noqa: C408
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from dsv4_kernels.triton.indexer_logits import indexer_logits
 from dsv4_kernels.triton.latent_insert import latent_insert
 from dsv4_kernels.triton.query_rope import query_rope
 from dsv4_kernels.triton.sparse_attention import sparse_attention
+from dsv4_kernels.triton.streaming_selection import select_streaming
 from dsv4_kernels.triton.topk import topk
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -216,6 +219,8 @@ if not INTERPRETED:
         (8, 262144, 512),
         (1, 1048576, 2048),
         (70, 40000, 2048),
+        (300, 40000, 512),
+        (260, 70001, 1024),
     ]
 for rows, width, k in SHAPES:
     for kind in ("normal", "ties", "equal", "ascending", "cluster", "infinite", "outliers", "close"):
@@ -257,6 +262,84 @@ def a_run_of_the_best_leaves_few_to_select_from(begins: int) -> None:
 if INTERPRETED:
     for begins in (0, 2560, 5120):
         check(a_run_of_the_best_leaves_few_to_select_from, begins=begins)
+
+
+@contextmanager
+def a_program_for_each_row(**constants: object) -> Iterator[None]:
+    """The path of many long rows, on a few that the interpreter can walk through."""
+    constants = {"_ONE_PROGRAM": 1024, "_MOST_SHARED": 0, **constants}
+    saved = {name: getattr(topk_module, name) for name in constants}
+    for name, value in constants.items():
+        setattr(topk_module, name, value)
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            setattr(topk_module, name, value)
+
+
+def topk_reads_a_row_once(kind: str, width: int) -> None:
+    with a_program_for_each_row():
+        topk_selects_the_best(4 if kind == "normal" else 2, width, 64, kind)
+
+
+for kind in ("normal", "ties", "equal", "ascending", "cluster", "infinite", "outliers", "close"):
+    check(topk_reads_a_row_once, kind=kind, width=9000)
+check(topk_reads_a_row_once, kind="normal", width=9001)
+check(topk_reads_a_row_once, kind="ties", width=9001)
+check(topk_reads_a_row_once, kind="normal", width=70000)
+
+
+def topk_ranks_nan_in_a_row_read_once() -> None:
+    with a_program_for_each_row():
+        topk_ranks_nan_with_the_lowest(9000, 64)
+        topk_ranks_nan_with_the_lowest(9000, 1024)
+
+
+def an_unlucky_sample_costs_time_only(unlucky: str) -> None:
+    """Sampled candidates are worse than all others, or better, or the best are few segments: still the k best."""
+    k, width = 64, 17000
+    column = torch.arange(width, device=DEVICE)
+    segment = column // 32
+    sampled = segment // topk_module._SAMPLED % 8 == segment % topk_module._SAMPLED
+    searched = []
+
+    def search(*arguments: object) -> None:
+        searched.append(unlucky)
+        select_streaming(*arguments)
+
+    logits = {
+        "worse": lambda: randn(1, width) - 50 * sampled,
+        "mostly worse": lambda: randn(1, width) - 50 * (sampled & (segment >= 20)),
+        "better": lambda: randn(1, width) + 50 * sampled,
+        "one segment": lambda: randn(1, width) + 50 * (segment == 9),
+        "a run": lambda: randn(1, width) + 50 * (column > 900) * (column < 3200),
+        "descending": lambda: width - column[None].float(),
+    }[unlucky]()
+    lens = integers([width])
+    with a_program_for_each_row(select_streaming=search if INTERPRETED else select_streaming):
+        assert_topk(topk(logits=logits, candidate_lens=lens, k=k), logits, lens, k)
+    assert bool(searched) == (unlucky == "worse" and INTERPRETED)
+
+
+check(topk_ranks_nan_in_a_row_read_once)
+for unlucky in ("worse", "mostly worse", "better", "one segment", "a run", "descending"):
+    check(an_unlucky_sample_costs_time_only, unlucky=unlucky)
+
+
+def a_row_read_once_selects_the_same_wherever_it_stands() -> None:
+    k, width = 200, 9000
+    logits = (3 * randn(5, width)).round()
+    logits[4] = logits[1]
+    lens = integers([width, 8500, 100, width, 8500])
+    with a_program_for_each_row():
+        chosen = topk(logits=logits, candidate_lens=lens, k=k)
+        alone = topk(logits=logits[1:2].clone(), candidate_lens=lens[1:2], k=k)
+    assert torch.equal(chosen[1], chosen[4])
+    assert torch.equal(chosen[1], alone[0])
+
+
+check(a_row_read_once_selects_the_same_wherever_it_stands)
 
 
 def topk_ranks_nan_with_the_lowest(width: int, k: int) -> None:

@@ -21,7 +21,9 @@ want more programs (64 x 2,048 entries: 6.9 us against 7.6), everything else dee
 _SHORT_STEPS = 2048
 _MANY_TOKENS = 32
 _MOST_TOKENS = 4096
-"""Tokens of one launch: every program holds all of their lengths."""
+"""Tokens of one launch, or pairs of them: every program holds all of their lengths."""
+_LONG = 8192
+"""Entries from which on pairs of tokens take the Hopper form's shape for long rows."""
 _SHARING_STEPS = 2048
 """Steps of two pages, over all tokens, from which on the Hopper form lets two neighbours of a request share their keys.
 NVIDIA H200, 2026-11-30: 2 tokens of each of 8 requests, to 16,384 entries, 8.1 and 8.8 us on two cards against 8.5 on
@@ -211,21 +213,21 @@ def indexer_logits(
         raise ValueError(f"no logits kernel over {indexer_cache.format.name} caches; known: {', '.join(_LOADED)}")
     if not index_q_values.is_contiguous() or not index_weights.is_contiguous():
         raise ValueError("indexer queries and weights must be contiguous")
-    applies = form != "plain" and gluon_applies(index_q_values, indexer_cache)
+    applies = form != "plain" and gluon_applies(index_q_values, index_weights, indexer_cache)
     if form == "gluon" and not applies:
-        raise ValueError("the Gluon form takes fp8 keys in 16-byte aligned pages of 64 and 16 to 64 heads, on Hopper")
+        raise ValueError("the Gluon form takes fp8 keys in 16-byte aligned pages of 64 and 32 or 64 heads, on Hopper")
     tokens = len(index_q_values)
     out = torch.empty(tokens, max_candidates, dtype=torch.float32, device=index_q_values.device)
     requests = (block_table, block_table.stride(0), token_to_request, candidate_lens)
-    for first in range(0, tokens if max_candidates else 0, _MOST_TOKENS):
-        count = min(tokens - first, _MOST_TOKENS)
+    steps = tokens * triton.cdiv(max_candidates, 2 * indexer_cache.entries)
+    group = 2 if applies and steps >= _SHARING_STEPS and tokens >= 2 * len(block_table) else 1
+    for first in range(0, tokens if max_candidates else 0, group * _MOST_TOKENS):
+        count = min(tokens - first, group * _MOST_TOKENS)
         shared = (*requests, out, out.stride(0), first, count)
-        steps = count * triton.cdiv(max_candidates, 2 * indexer_cache.entries)
         if applies:
-            group = 2 if steps >= _SHARING_STEPS and count >= 2 * len(block_table) else 1
-            _launch_gluon(index_q_values, index_weights, indexer_cache, shared, count, steps, group)
+            _launch_gluon(index_q_values, index_weights, indexer_cache, shared, count, max_candidates, group)
         else:
-            _launch_plain(index_q_values, index_q_scales, index_weights, indexer_cache, shared, count, steps)
+            _launch_plain(index_q_values, index_q_scales, index_weights, indexer_cache, shared, count, max_candidates)
     return out
 
 
@@ -237,8 +239,9 @@ def _programs(per_processor: int, count: int, steps: int, device: torch.device) 
 
 def _launch_plain(
     q: torch.Tensor, q_scales: torch.Tensor | None, weights: torch.Tensor, cache: PagedCache,
-    shared: tuple[object, ...], count: int, steps: int,
+    shared: tuple[object, ...], count: int, candidates: int,
 ) -> None:  # fmt: skip
+    steps = count * triton.cdiv(candidates, 2 * cache.entries)
     precision = cache.format.precision
     interpreted = triton.knobs.runtime.interpret
     dot = tl.float8e4nv if precision == "fp8" else tl.float32 if interpreted else tl.bfloat16
@@ -250,33 +253,36 @@ def _launch_plain(
     )  # fmt: skip
 
 
-def gluon_applies(q: torch.Tensor, cache: PagedCache) -> bool:
-    """Whether the Hopper form takes these queries and keys on the current device."""
+def gluon_applies(q: torch.Tensor, weights: torch.Tensor, cache: PagedCache) -> bool:
+    """Whether the Hopper form takes these queries, weights and keys on the current device."""
     if triton.knobs.runtime.interpret or cache.format.precision != "fp8" or cache.entries != 64:
         return False
     target = triton.runtime.driver.active.get_current_target()
-    aligned = (cache.pages.data_ptr() | cache.pages.stride(0) | q.data_ptr()) % 16 == 0
-    return target.backend == "cuda" and target.arch // 10 == 9 and aligned and q.shape[1] in (16, 32, 64)
+    aligned = (cache.pages.data_ptr() | cache.pages.stride(0) | q.data_ptr() | weights.data_ptr()) % 16 == 0
+    return target.backend == "cuda" and target.arch // 10 == 9 and aligned and q.shape[1] in (32, 64)
 
 
 def _launch_gluon(
-    q: torch.Tensor, weights: torch.Tensor, cache: PagedCache, shared: tuple[object, ...], count: int, steps: int,
+    q: torch.Tensor, weights: torch.Tensor, cache: PagedCache, shared: tuple[object, ...], count: int, candidates: int,
     group: int,
 ) -> None:  # fmt: skip
-    from dsv4_kernels.gluon.indexer_logits import PROGRAMS, REGISTERS, SHAPES, indexer_logits_kernel
+    from dsv4_kernels.gluon.indexer_logits import LONG_PAIRS, PAIRS, SINGLE, indexer_logits_kernel
 
-    queries, keys, scales = _tensor_maps(q, cache, group)
-    # with fewer than 32, groups of two spill in their loop; up to 512 every warp holds the lengths of all tokens
-    tokens = max(triton.next_power_of_2(count), 32 if group > 1 else 1)
-    per_thread = tokens // 32 if tokens <= 512 else tokens // 128
-    indexer_logits_kernel[(_programs(PROGRAMS, triton.cdiv(count, group), steps, q.device),)](
-        queries, weights, keys, scales, *shared, TOKENS=tokens, PER_THREAD=max(per_thread, 1), HEADS=q.shape[1],
-        GROUP=group, **SHAPES[group], num_warps=4, maxnreg=REGISTERS, **launch_options(),
+    shape = SINGLE if group == 1 else LONG_PAIRS if candidates >= _LONG else PAIRS
+    items = triton.cdiv(count, group)
+    steps = count * triton.cdiv(candidates, shape.pages * cache.entries)
+    # with fewer than 32, groups of two spill in their loop; up to 512 every warp holds all of them
+    padded = max(triton.next_power_of_2(items), 32 if group > 1 else 1)
+    indexer_logits_kernel[(_programs(shape.programs, items, steps, q.device),)](
+        *_tensor_maps(q, weights, cache, group), *shared, ITEMS=padded,
+        PER_THREAD=max(padded // 32, 1) if padded <= 512 else 1, HEADS=q.shape[1], GROUP=group, PAGES=shape.pages,
+        RING=shape.ring, CONSUMER=shape.consumer, PRODUCER=shape.producer, num_warps=4, maxnreg=shape.registers,
+        **launch_options(),
     )  # fmt: skip
 
 
-def _tensor_maps(q: torch.Tensor, cache: PagedCache, group: int) -> tuple[object, object, object]:
-    """How bulk copies find the queries of a group of tokens, one page's keys and one page's scales."""
+def _tensor_maps(q: torch.Tensor, weights: torch.Tensor, cache: PagedCache, group: int) -> tuple[object, ...]:
+    """How bulk copies find the queries and weights of a group of tokens, one page's keys and one page's scales."""
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     from dsv4_kernels.gluon.indexer_logits import KEYS_LAYOUT, QUERIES_LAYOUT, SCALES_LAYOUT
@@ -284,12 +290,13 @@ def _tensor_maps(q: torch.Tensor, cache: PagedCache, group: int) -> tuple[object
     pages, number, stride, heads = cache.pages, cache.num_pages, cache.pages.stride(0), q.shape[1]
     asked = [group * heads, 128]
     queries = TensorDescriptor(q.view(-1, 128), [len(q) * heads, 128], [128, 1], asked, QUERIES_LAYOUT.value)
+    of_tokens = TensorDescriptor(weights, [len(q), heads], [heads, 1], [group, heads], SCALES_LAYOUT.value)
     keys = TensorDescriptor(
         pages.view(torch.float8_e4m3fn), [number, 64, 128], [stride, 128, 1], [1, 64, 128], KEYS_LAYOUT.value
     )
     floats = pages[:, 64 * 128 : 64 * 132].view(torch.float32)
     scales = TensorDescriptor(floats, [number, 64], [stride // 4, 1], [1, 64], SCALES_LAYOUT.value)
-    return queries, keys, scales
+    return queries, of_tokens, keys, scales
 
 
 @lru_cache

@@ -240,6 +240,20 @@ def lowest_bit(bits):
 
 
 @triton.jit
+def last_and_most(mine, values, rising, COLUMNS: tl.constexpr, SHARED: tl.constexpr):
+    """The last of ``values`` [C], and the largest of ``rising`` [C]: for all threads, with one barrier.
+
+    Between two calls there is another barrier, and any of the second's ``rising`` exceeds all of the first's.
+    """
+    thread = tl.arange(0, COLUMNS)
+    store_word(mine, _BOUNDS + 2 + thread * 0, values, thread == COLUMNS - 1, SHARED)
+    raise_word(mine, _BOUNDS + 3, rising, SHARED)
+    tl.debug_barrier()
+    _, _, last, most = load_four(mine, _BOUNDS, SHARED)
+    return last, most
+
+
+@triton.jit
 def _emit_sparse(
     mine, row, names, bins, above, count, k, out, COLUMNS: tl.constexpr, NAMED: tl.constexpr, SHARED: tl.constexpr
 ):  # fmt: skip
