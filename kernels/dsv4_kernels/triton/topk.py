@@ -40,7 +40,10 @@ _MOST_SHARED = 32
 """Rows up to which programs share them. NVIDIA H200, 2026-11-30, us shared and with a program for each, k 512: 32 rows
 of 65,536 11.6 and 11.6, 64 17.8 and 11.8; 16 rows of 262,144 18.5 and 26.9, 32 30.3 and 29.0, 64 56.8 and 35.9."""
 _MANY = 512
-"""Rows from which on those that one program could hold are streamed too, if they are of more than half that size."""
+_MANY_K = 512
+"""Rows from which on, and k up to which, those of more than half of what one program could hold are streamed too.
+NVIDIA H200, 2026-11-30, us held and streamed, rows of 16,384, k 512: 256 rows 10.2 and 10.4, 512 18.9 and 15.9, 4,096
+144 and 128; k 1,024: 1,024 rows 44.5 and 53.1."""
 _MOST_STREAMED = 2048
 """k up to which rows are streamed: the list is selected from in registers, up to 16 candidates a thread."""
 _SAMPLED = 8
@@ -281,8 +284,11 @@ def topk(*, logits: torch.Tensor, candidate_lens: torch.Tensor, k: int) -> torch
     common = (logits, logits.stride(0), candidate_lens)
     padded = max(triton.next_power_of_2(max(width, 1)), 256)
     constants = {"K": triton.next_power_of_2(k), "SHARED": in_shared_memory()}
-    many = tokens > _MOST_SHARED if padded > _ONE_PROGRAM else padded == _ONE_PROGRAM and tokens >= _MANY
-    if many and k <= _MOST_STREAMED:
+    if padded > _ONE_PROGRAM:
+        streams = tokens > _MOST_SHARED and k <= _MOST_STREAMED
+    else:
+        streams = tokens >= _MANY and k <= _MANY_K and padded == _ONE_PROGRAM
+    if streams:
         _streamed(common, out, k, width, constants | launch_options(tokens))
         return out
     if padded > _ONE_PROGRAM:
