@@ -243,6 +243,11 @@ def exit_code(verdicts: Iterable[Verdict], *, strict: bool) -> int:
         return 1
     if Outcome.FAILED in outcomes or not outcomes:
         return 5
-    if Outcome.INCOMPARABLE in outcomes or all(not ONE_SIDED.isdisjoint(verdict.reasons) for verdict in verdicts):
+    if Outcome.INCOMPARABLE in outcomes or all_one_sided(verdicts):
         return 4
     return 3 if strict and Outcome.INCONCLUSIVE in outcomes else 0
+
+
+def all_one_sided(verdicts: Iterable[Verdict]) -> bool:
+    """Whether every case is on one side alone."""
+    return all(not ONE_SIDED.isdisjoint(verdict.reasons) for verdict in verdicts)

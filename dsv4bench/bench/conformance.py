@@ -20,6 +20,7 @@ from dsv4bench.bench.messages import Appraise, Appraised, Tried, Try
 from dsv4bench.bench.worker import Worker
 from dsv4bench.model.stage import STAGES
 from dsv4bench.providers.base import Provider, implemented_stages
+from dsv4bench.providers.origin import place_of
 from dsv4bench.providers.registry import load_provider
 from dsv4bench.verify.accuracy import format_accuracy
 from dsv4bench.verify.attempt import attempt
@@ -130,7 +131,8 @@ def appraise(task: Appraise) -> Appraised:
             seed=setting.seed,
         )
     except (Exception, SystemExit) as error:  # a provider may raise anything
-        return Appraised(setting, error=f"{type(error).__name__}: {error}", healthy=_works(setting.device))
+        said = f"{type(error).__name__}: {error}{place_of(error)}"
+        return Appraised(setting, error=said, healthy=_works(setting.device))
     figures = {stage: numbers for stage, numbers in found.items() if stage in owned}
     return Appraised(setting, figures, healthy=_works(setting.device))
 

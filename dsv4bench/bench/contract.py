@@ -48,6 +48,11 @@ def check_timing(timing: TimingSection, device_type: str, graph: bool) -> tuple[
     return timer, l2
 
 
+def beyond_device(case: Case, device: Device) -> str:
+    """Why no provider whatever can run a case on a device; empty where one may."""
+    return "a CUDA graph needs a GPU" if case.execution.graph and device.type == "cpu" else ""
+
+
 def make_contract(timing: TimingSection, case: Case, device: Device) -> Contract:
     """The contract of a case's numbers on a device.
 

@@ -65,7 +65,8 @@ def find_device(text: str) -> Device:
     kind, index = parse_device(text)
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
-    versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "triton": _triton_version()}
+    # plain text: the parent would import torch, for seconds, to unpickle torch's own class of versions
+    versions = {"torch": str(torch.__version__), "cuda": torch.version.cuda, "triton": _triton_version()}
     if kind == "cpu":
         return Device("cpu", versions=versions)
     if not torch.cuda.is_available():

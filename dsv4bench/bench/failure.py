@@ -4,6 +4,7 @@ import re
 from contextlib import suppress
 
 from dsv4bench.errors import UserError
+from dsv4bench.providers.origin import place_of
 from dsv4bench.results.row import Status
 from dsv4bench.scenario.sizes import format_bytes
 from dsv4bench.stack.measure import free_bytes
@@ -22,7 +23,7 @@ class UnsupportedError(Exception):
 
 def status_of(error: BaseException) -> tuple[Status, str]:
     """Status and reason of a case that ended with an exception."""
-    text = f"{type(error).__name__}: {_first_line(error)}"
+    text = f"{type(error).__name__}: {_first_line(error)}{place_of(error)}"
     if isinstance(error, IncorrectError):
         return Status.INCORRECT, str(error)
     if isinstance(error, UnsupportedError):

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from dsv4_kernels.formats import entry_format
 
-from dsv4bench.errors import UserError
 from dsv4bench.memory.ideal import EntryBytes, layer_bytes
 from dsv4bench.results.row import MemoryFigures
 from dsv4bench.scenario.case import Case
+from dsv4bench.stack.pages import layer_layout, page_spans
 
 if TYPE_CHECKING:  # torch is not there wherever bytes are computed
     from dsv4bench.stack.caches import LayerCaches
@@ -24,9 +24,6 @@ def memory_of(case: Case) -> MemoryFigures:
     Pages are those of a single layer as this process lays them out: whole blocks of 256 positions (64 for dsa), window
     blocks and compressor states included, padding to the page size included. Of a model, all layers together: what the
     step stands for, however few sets of caches it was measured over.
-
-    Raises:
-        UserError: torch, which lays out the pages, is not installed.
     """
     if case.layers:
         parts = [(memory_of(case.of_kind(kind)), count) for kind, count in case.kinds.items()]
@@ -44,12 +41,6 @@ def memory_of(case: Case) -> MemoryFigures:
 
 
 def _page_bytes(case: Case) -> int:
-    try:
-        from dsv4bench.stack.caches import layer_layout
-        from dsv4bench.stack.inputs import page_spans
-    except ImportError as error:
-        raise UserError("laying out pages needs torch: pip install '.[torch]' in a checkout of dsv4bench") from error
-
     pages = layer_layout(case.kind, case.cache).pages
     total = 0
     for seq_len, query_len in zip(case.workload.seq_lens, case.workload.query_lens, strict=True):

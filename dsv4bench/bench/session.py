@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dsv4bench.analysis.pairing import VERSIONS
-from dsv4bench.bench.contract import check_timing
+from dsv4bench.bench.contract import beyond_device, check_timing
 from dsv4bench.bench.device import Device
 from dsv4bench.bench.environment import describe_environment
 from dsv4bench.bench.execute import Event, Executor
@@ -193,11 +193,17 @@ def _measure(
 
 
 def _events(executor: Executor, settings: Settings, cases: Sequence[Case]) -> Iterator[Event]:
-    if cases[0].scenario_kind != "memory":
-        yield from executor.run(cases, settings)
+    """What happens to the cases, first to those whose rows need no worker."""
+    if cases[0].scenario_kind == "memory":
+        yield from (Measured(settings.blank(case)) for case in cases)
         return
+    able = []
     for case in cases:
-        yield Measured(settings.blank(case))
+        if reason := beyond_device(case, settings.device):
+            yield Measured(settings.failed(case, Status.UNSUPPORTED, reason))
+        else:
+            able.append(case)
+    yield from executor.run(able, settings)
 
 
 def complete_row(found: Measured, case: Case, settings: Settings, manifest: Manifest, repro: Sequence[str]) -> Row:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from dsv4bench.bench.contract import beyond_device
 from dsv4bench.bench.failure import UnsupportedError
 from dsv4bench.bench.footprint import held_bytes
 from dsv4bench.bench.settings import Settings
@@ -177,8 +178,8 @@ def load_cast(case: Case, settings: Settings) -> Cast:
     Raises:
         UnsupportedError: one says no, or a schedule or graph that the device can't have.
     """
-    if case.execution.graph and settings.device.type == "cpu":
-        raise UnsupportedError("a CUDA graph needs a GPU")
+    if reason := beyond_device(case, settings.device):
+        raise UnsupportedError(reason)
     schedule = _schedule(case, settings.device.type)
     names = case.stage_names
     every = STAGES[case.kind]

@@ -9,8 +9,9 @@ import typer
 from dsv4bench.analysis.compare import Comparison, refused
 from dsv4bench.analysis.compare import compare as compare_runs
 from dsv4bench.analysis.verdict import PRESETS
+from dsv4bench.cli.console import output_console
 from dsv4bench.cli.gate import Preset
-from dsv4bench.cli.output import Format, output_console
+from dsv4bench.cli.output import Format
 from dsv4bench.errors import IncomparableError, UserError
 from dsv4bench.report.compare_text import compare_csv, compare_json, compare_markdown, compare_table, run_names
 from dsv4bench.results.run_directory import Run, read_run

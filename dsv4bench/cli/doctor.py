@@ -7,7 +7,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from dsv4bench.cli.output import Format, output_console, print_records
+from dsv4bench.cli.console import output_console
+from dsv4bench.cli.output import Format, print_records
 
 STYLES = {"ok": "green", "missing": "dim", "warning": "yellow"}
 

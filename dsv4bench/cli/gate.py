@@ -11,9 +11,10 @@ import typer
 
 from dsv4bench.analysis.examine import Findings, examine, interleaved
 from dsv4bench.analysis.gate import Again, Evidences, GateReport, by_severity, settle, with_remarks
+from dsv4bench.analysis.pairing import match
 from dsv4bench.analysis.selftest import applicable, limits_at
-from dsv4bench.analysis.verdict import PRESETS, Evidence, Limits, Outcome, Subject, Verdict
-from dsv4bench.cli.output import output_console
+from dsv4bench.analysis.verdict import PRESETS, Evidence, Limits, Outcome, Subject, Verdict, all_one_sided
+from dsv4bench.cli.console import output_console
 from dsv4bench.errors import IncomparableError, MeasurementError, UserError
 from dsv4bench.report.github import annotations, append_step_summary
 from dsv4bench.report.junit import junit_xml
@@ -23,7 +24,7 @@ from dsv4bench.report.verdict_json import faster_before, gate_json
 from dsv4bench.report.verdict_markdown import against, gate_markdown, headline
 from dsv4bench.report.verdict_table import decisions, verdict_table
 from dsv4bench.results.atomic import write_text
-from dsv4bench.results.baseline import ROOT, SELFTEST, find_base, folder_of
+from dsv4bench.results.baseline import ROOT, SELFTEST, find_base, folder_of, machine_slug
 from dsv4bench.results.noise import CaseNoise, read_noise
 from dsv4bench.results.run_directory import MANIFEST, Run, read_run
 
@@ -76,6 +77,7 @@ def gate(
         verdicts = _verdicts(findings, PRESETS[preset.value], noise, again)
         if not verdicts:
             raise MeasurementError(f"{run}: no case to gate; the run is empty or --only selects nothing")
+        _refuse_strangers(verdicts, base, new)
     except (IncomparableError, MeasurementError) as error:
         refusal = Refusal(error, preset.value, strict)
         _write({junit: refusal_junit(refusal), md: refusal_markdown(refusal), json: refusal_json(refusal)})
@@ -102,8 +104,24 @@ def _verdicts(
     return by_severity([*findings.verdicts, *(with_remarks(verdict, findings.remarks) for verdict in settled)])
 
 
+def _refuse_strangers(verdicts: Sequence[Verdict], base: Sequence[Run], new: Run) -> None:
+    """Refuse a base that has none of the run's cases: a line for every case of both would say no more.
+
+    Raises:
+        IncomparableError: it says what each of them is.
+    """
+    if all_one_sided(verdicts) and not any(match(side.rows, new.rows).pairs for side in base):
+        their, our = base[-1].manifest, new.manifest
+        raise IncomparableError(
+            f"the baseline is of scenario {their.scenario_name} on {machine_slug(their)}, this run of "
+            f"{our.scenario_name} on {machine_slug(our)}: no case in common"
+        )
+
+
 def _sides(run: Path, baseline: Path | None) -> tuple[Run, list[Run]]:
     """The run under test and what it is held against."""
+    if baseline is not None and not baseline.exists():
+        raise IncomparableError(f"--baseline {baseline} does not exist")
     if not (run / MANIFEST).is_file() and (run / "a").is_dir() and (run / "b").is_dir():
         new = read_run(run / "b")
         return new, find_base(baseline or run / "a", new.manifest)

@@ -6,7 +6,8 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from dsv4bench.cli.output import Format, output_console, print_records
+from dsv4bench.cli.console import output_console
+from dsv4bench.cli.output import Format, print_records
 from dsv4bench.errors import UserError
 from dsv4bench.model.schedule import DEFAULT, SCHEDULES, Launch, Schedule, levels, make_schedule
 from dsv4bench.model.shape import PRESETS, LayerKind

@@ -9,7 +9,13 @@ from typing import Any
 import typer
 
 from dsv4bench.cli import memory_options as opt
-from dsv4bench.cli.flags import given_flags, refuse_beside, refuse_without
+from dsv4bench.cli.flags import given_flags, refuse_beside
+from dsv4bench.cli.memory_refusals import (
+    refuse_dp_within_tp,
+    refuse_of_other_modes,
+    refuse_uncounted,
+    refuse_unread,
+)
 from dsv4bench.errors import UserError
 from dsv4bench.memory.account import Account, account, to_json
 from dsv4bench.memory.budget import (
@@ -21,10 +27,12 @@ from dsv4bench.memory.budget import (
     gpu_budget,
 )  # fmt: skip
 from dsv4bench.memory.deployment import Deployment
-from dsv4bench.memory.engines import ENGINES, Engine, engine_named
+from dsv4bench.memory.engines import Engine, engine_named
 from dsv4bench.memory.engines.llamacpp import LlamaCpp
+from dsv4bench.memory.engines.sglang import Sglang
 from dsv4bench.memory.engines.vllm import Vllm
 from dsv4bench.memory.ideal import INDEXER_PRECISIONS
+from dsv4bench.memory.page import BLOCK_TOKENS
 from dsv4bench.memory.rates import Rates
 from dsv4bench.model.config import load_shape
 from dsv4bench.model.gpus import parse_gpus
@@ -33,9 +41,6 @@ from dsv4bench.report.memory_plots import check_target, plot_memory
 from dsv4bench.report.memory_tables import VIEWS, memory_sections
 from dsv4bench.report.sections import Section, print_sections, to_csv, to_markdown
 from dsv4bench.scenario.sizes import LARGEST, parse_bytes, parse_tokens
-
-CSV_HAS_NOT = frozenset(("explain", "available", "gpu", "num_blocks"))
-"""What only adds sections beside the first, which is all that CSV holds."""
 
 
 def memory(
@@ -66,18 +71,7 @@ def memory(
         refuse_beside("--from-log", asked, asked.keys() - {"from_log", "model", "format"})
         _from_log(from_log, None if model is None else load_shape(model), format)
         return
-    if simulate is not None:
-        refuse_beside("--simulate", asked, {"plot", "by", "explain", "baseline", "measure", "device"})
-    else:
-        refuse_without("--simulate", asked, {"requests", "rate", "prefill_rate", "decode_rate", "retention"})
-    if not measure:
-        refuse_without("--measure", asked, {"device"})
-    if gpu is None:
-        refuse_without("--gpu", asked, {"utilization"})
-        if available is None:
-            refuse_without("--gpu or --available", asked, {"logits_budget"})
-    if format == "csv":
-        refuse_beside("--format csv", asked, {"explain"} if simulate else CSV_HAS_NOT)
+    refuse_of_other_modes(asked, simulate, format)
     if plot is not None:
         check_target(plot)
     _one_of("--by", by or "kind", VIEWS)
@@ -93,10 +87,11 @@ def memory(
         "window_cells": window_cells,
     }  # fmt: skip
     fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    _refuse_unread(fields | {"main": main, "indexer": indexer}, allocator)
+    refuse_unread(fields | {"main": main, "indexer": indexer}, allocator)
     shape.shard(tp)  # refused where heads do not divide
     longest = _tokens(max_model_len, "--max-model-len")
     context = _context(ctx, longest, shape)
+    refuse_uncounted(asked, allocator)
     length = context if longest is None else longest
     precision = _precision(main, indexer, allocator)
     deployment = Deployment(shape, *precision, max_model_len=length, **fields)
@@ -153,20 +148,6 @@ def _engine(text: str, by: str | None) -> Engine | None:
     return engine_named("vllm") if by == "page" else None
 
 
-def _refuse_unread(fields: dict[str, Any], engine: Engine | None) -> None:
-    """Refuse flags that the engine would silently ignore."""
-    names = {"fixed_state_bytes": "--fixed-state"}
-    title = engine.title if engine else "ideal"
-    for name in (name for name, value in fields.items() if value is not None):
-        flag = names.get(name, f"--{name.replace('_', '-')}")
-        if name in ("main", "indexer"):
-            if engine is not None and "cache_type" in engine.options:
-                raise UserError(f"{flag} means nothing to {title}; it has --cache-type")
-        elif name != "mtp" and (engine is None or name not in engine.options):
-            readers = [other for other in ENGINES if name in engine_named(other).options]
-            raise UserError(f"{flag} means nothing to {title}; it is for {', '.join(readers)}")
-
-
 def _context(ctx: str | None, longest: int | None, shape: ModelShape) -> int:
     if ctx is None:
         return shape.max_positions if longest is None else longest
@@ -219,6 +200,8 @@ def _budget(
     count, known = parse_gpus(gpu)
     if count > 1 and engine is not None and "tp" not in engine.options:
         raise UserError(f"--gpu: {engine.title} is accounted on one GPU; give --gpu {known.name}")
+    if isinstance(engine, Sglang):
+        refuse_dp_within_tp(deployment, count)
     return gpu_budget(deployment, known, count, utilization, sizes, workspaces)
 
 
@@ -243,9 +226,9 @@ def _print_sections(sections: list[Section], format: str) -> None:
     elif format == "md":
         typer.echo(to_markdown(sections), nl=False)
     else:
-        from rich.console import Console
+        from dsv4bench.cli.console import output_console
 
-        print_sections(sections, Console())
+        print_sections(sections, output_console())
 
 
 def _measure(deployment: Deployment, engine: Engine | None, context: int, device: str) -> int:
@@ -274,6 +257,8 @@ def _simulate(
     for flag, speed in (("--rate", rate), ("--prefill-rate", rates.prefill), ("--decode-rate", rates.decode)):
         if speed is not None and not 0 < speed < math.inf:
             raise UserError(f"{flag} must be above 0, got {speed:g}")
+    if retention % BLOCK_TOKENS:
+        raise UserError(f"--retention must be 0 or a multiple of {BLOCK_TOKENS}, got {retention:,}")
     engine.check(deployment)
     capacity = engine.capacity(deployment, budget.available_bytes if budget else 0, num_blocks)
     pool = capacity.num_blocks if budget or num_blocks is not None else None

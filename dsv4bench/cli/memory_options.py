@@ -144,7 +144,9 @@ Decode = Annotated[
 Retention = Annotated[
     Size,
     _option(
-        "Retention interval in tokens; 0 keeps each prompt's last boundary. Default: 0.", "--retention", panel=_MORE
+        "Retention interval in tokens, a multiple of 256; 0 keeps each prompt's last boundary. Default: 0.",
+        "--retention",
+        panel=_MORE,
     ),
 ]
 FromLog = Annotated[

@@ -1,13 +1,12 @@
 """Results on stdout in the format asked for, and on stderr what a run has to say beside them."""
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 
 import typer
-from rich.console import Console
 
+from dsv4bench.cli.console import output_console
 from dsv4bench.report import quantity
 from dsv4bench.report.records import Record, Shown, records_csv, records_json, records_markdown, records_table
 from dsv4bench.results.row import Status
@@ -15,8 +14,6 @@ from dsv4bench.results.run_directory import Run
 
 MOST_WARNINGS = 5
 """Warnings of rows that the end of a run prints."""
-WIDE = 240
-"""Columns of a table that goes to a file or a pipe."""
 
 
 class Format(StrEnum):
@@ -26,11 +23,6 @@ class Format(StrEnum):
     JSON = "json"
     CSV = "csv"
     MD = "md"
-
-
-def output_console() -> Console:
-    """Standard output: as wide as the terminal, or as wide as it takes where there is none."""
-    return Console(width=None if sys.stdout.isatty() else WIDE)
 
 
 def print_records(records: Sequence[Record], format: Format, shown: Shown) -> None:

@@ -29,6 +29,10 @@ def report(
     found = read_run(run)
     if losses is None:
         refuse_without("--losses", given_flags(call), {"provider"})
+        if stages and not any(stage.timing for row in found.rows for stage in row.stages):
+            memory = found.manifest.scenario.get("kind") == "memory"
+            why = "kind: memory times nothing" if memory else "none of its cases was timed"
+            raise UserError(f"--stages: {run} has no stage with a time; {why}")
         print_run(found, format, stages)
         return
     refuse_beside("--losses", given_flags(call), {"stages"})

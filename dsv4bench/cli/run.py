@@ -11,8 +11,9 @@ import typer
 
 from dsv4bench.analysis.roofline import Peaks
 from dsv4bench.cli.cases import known_cases, unused_baselines
+from dsv4bench.cli.console import output_console
 from dsv4bench.cli.flags import from_here, given_flags, refuse_beside, refuse_without
-from dsv4bench.cli.output import Format, output_console, print_records, print_run
+from dsv4bench.cli.output import Format, print_records, print_run
 from dsv4bench.errors import IncomparableError, MeasurementError, UserError
 from dsv4bench.model.gpus import gpu_named, gpu_of_device
 from dsv4bench.results.run_directory import MANIFEST, Run, new_run_path, read_run

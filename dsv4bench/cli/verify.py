@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +15,7 @@ from dsv4bench.cli.output import Format, print_records
 from dsv4bench.errors import MeasurementError, UserError
 from dsv4bench.model.shape import LayerKind
 from dsv4bench.providers.base import Need, Provider, support_of
-from dsv4bench.providers.registry import load_provider, require_known
+from dsv4bench.providers.registry import load_provider, misspelt_stages, require_known
 from dsv4bench.scenario.case import CachePrecision
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ def verify(
     where = find_device(device).torch_name
     use_device(where)
     tried, figures = load_provider(provider), {}
+    for method, stage in misspelt_stages(tried) if provider.rpartition(":")[0].endswith(".py") else ():
+        typer.echo(f"{provider}: its method {method} is no stage and is never called; did you mean {stage}?", err=True)
     if replay is not None:
         outcomes, finished = [replay_file(replay, tried, device=None if device == "auto" else where)], True
     else:
@@ -245,13 +248,18 @@ def _conclude(outcomes: "list[Outcome]", provider: str, *, finished: bool) -> No
         typer.echo(f"saved: {len(saved) - MOST_REPLAYS} more in {saved[0].parent}", err=True)
     text = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     if others := sum(_of_others(o) for o in outcomes):
-        text += f" (not shown: {others} rows about stages that it lacks)"
+        text += f" (not shown: {_rows(others)} about stages that it lacks)"
     if not finished:
         typer.echo(f"{provider} so far: {text}", err=True)
         raise KeyboardInterrupt
     if counts[Status.FAIL]:
         raise MeasurementError(f"{provider} is not conformant: {text}")
     if not counts[Status.PASS] + counts[Status.DEVIATION]:
-        reasons = "; ".join(dict.fromkeys(o.reason for o in outcomes))
-        raise MeasurementError(f"nothing of {provider} was checked: {reasons or 'no row concerns these layers'}")
+        reasons = Counter("it lacks their stages" if _of_others(o) else o.reason for o in outcomes)
+        text = "; ".join(f"{_rows(count)}: {reason}" for reason, count in reasons.items())
+        raise MeasurementError(f"nothing of {provider} was checked: {text or 'no row concerns these layers'}")
     typer.echo(text, err=True)
+
+
+def _rows(count: int) -> str:
+    return f"{count} row{'s' if count != 1 else ''}"

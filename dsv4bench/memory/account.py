@@ -252,6 +252,7 @@ def _capacity_json(account: Account) -> dict[str, Any]:
         "bytes_per_block": got.bytes_per_block,
         "engine_bytes_per_token": got.bytes_per_token,
         "pools": got.pools or None,
+        "fixed_state_bytes": d.fixed_state_bytes or None,
     }
     if budget:
         result["gpu"] = budget.gpu.name if budget.gpu else None

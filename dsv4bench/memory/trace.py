@@ -5,6 +5,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ MOST_TOKENS = 2**30
 """Tokens of a prompt or an answer above this are taken for mistakes: each 256 of them are an object in memory."""
 MOST_REQUESTS = 1_000_000
 """Requests of a built-in mix; replaying these takes minutes and a gigabyte."""
+KEYS = ("arrival", "prompt", "output", "session", "system", "system_tokens", "hash_ids")
+MOONCAKE_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
+"""What a line of a trace may hold, in our words and in Mooncake's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,9 @@ def _parse(line: str, where: str, number: int, identities: _Identities) -> Trace
         raise UserError(f"{where}: not valid JSON ({error.msg})") from error
     if not isinstance(fields, dict):
         raise UserError(f"{where}: a request is a JSON object with arrival, prompt and output")
-    if "input_length" in fields:
+    mooncake = "input_length" in fields
+    _check_keys(fields, MOONCAKE_KEYS if mooncake else KEYS, where)
+    if mooncake:
         fields = {
             "arrival": _number(fields, "timestamp", where, default=0) / 1000, "prompt": fields["input_length"],
             "output": fields.get("output_length"), "hash_ids": fields.get("hash_ids"),
@@ -105,6 +111,13 @@ def _parse(line: str, where: str, number: int, identities: _Identities) -> Trace
         float(_number(fields, "arrival", where)), fields["prompt"], fields["output"],
         _content(fields, tokens, number, identities),
     )  # fmt: skip
+
+
+def _check_keys(fields: dict[str, Any], known: tuple[str, ...], where: str) -> None:
+    """Refuse a mistyped key, which would change what requests share; traces may hold more than is read here."""
+    for key in fields.keys() - set(known):
+        if close := [name for name in get_close_matches(key, known, n=1, cutoff=0.8) if name not in fields]:
+            raise UserError(f"{where}: unknown key {key!r}: did you mean {close[0]}? known are {', '.join(known)}")
 
 
 def _check_sharing(fields: dict[str, Any], where: str) -> None:

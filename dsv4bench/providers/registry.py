@@ -14,7 +14,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from dsv4bench.errors import UserError
+from dsv4bench.model.stage import STAGE_NAMES
 from dsv4bench.providers.base import Provider, implemented_stages
+from dsv4bench.providers.origin import FILE_MODULE
 
 GROUP = "dsv4bench.providers"
 """Entry-point group in which third parties register a provider class or factory."""
@@ -114,6 +116,19 @@ def require_known(spec: str) -> None:
         raise UserError(f"provider {name} has no variant {variant!r}; known: {name}{also}")
 
 
+def misspelt_stages(provider: object) -> list[tuple[str, str]]:
+    """Public methods that are no stage but nearly named like one that the provider lacks, each with that stage."""
+    have, found = implemented_stages(provider), []
+    for name in dir(provider):
+        if name.startswith("_") or name in STAGE_NAMES:
+            continue
+        near = difflib.get_close_matches(name, STAGE_NAMES, n=1, cutoff=0.8)
+        # beside the stage itself such a name is a helper's
+        if near and near[0] not in have and callable(getattr(provider, name, None)):
+            found.append((name, near[0]))
+    return found
+
+
 def list_providers() -> list[ProviderInfo]:
     """Every registered provider, loaded if it can be."""
     infos = []
@@ -137,14 +152,15 @@ def _make(factory: object, spec: str, *arguments: str) -> Provider:
     if not isinstance(provider, Provider):
         raise UserError(f"provider {spec!r} lacks a `name` or a `supports(need)` method")
     if not implemented_stages(provider):
-        raise UserError(f"provider {spec!r} implements no stage; docs/stages.md lists them")
+        hints = "".join(f"; {method} is none, did you mean {stage}?" for method, stage in misspelt_stages(provider))
+        raise UserError(f"provider {spec!r} implements no stage; docs/stages.md lists them{hints}")
     return provider
 
 
 def _file_attribute(path: Path, attribute: str) -> object:
     if not path.is_file():
         raise UserError(f"no such provider file: {path}")
-    module_name = f"dsv4bench_provider_{path.stem}"
+    module_name = FILE_MODULE + path.stem
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
         raise UserError(f"{path} is not a Python file")

@@ -36,7 +36,7 @@ def memory_sections(account: Account, by: str, *, explain: bool, defaulted: bool
     if account.capacity is not None:
         sections.append(_capacity(account, account.capacity))
     if account.budget is not None:
-        sections.append(_budget(account.budget))
+        sections.append(_budget(account.budget, account.deployment.fixed_state_bytes))
     if explain:
         sections.append(_explanation(account))
     if account.notes:
@@ -312,8 +312,10 @@ def _uncounted(budget: Budget | None) -> tuple[str, ...]:
     return (f"not counted: {', '.join(names)}; less fits beside them",) if names else ()
 
 
-def _budget(budget: Budget) -> Section:
+def _budget(budget: Budget, fixed_state: int) -> Section:
+    """The budget line by line; request-scoped state is part of the cache's memory that its pools do not get."""
     rows: list[tuple[str, ...]] = []
+    state = [("request-scoped state", f"− {three_digits(fixed_state)}", "as given, out of the cache's memory")]
     if budget.gpu is not None:
         rows.append(("memory", three_digits(budget.gpu.memory_bytes), f"{budget.gpu.name}, one of {budget.count}"))
         rows.append((f"× utilization {budget.utilization:g}",
@@ -323,7 +325,10 @@ def _budget(budget: Budget) -> Section:
         rows.append((line.name, sign + three_digits(line.bytes) if line.bytes is not None else "not counted", line.how))
     if budget.gpu is not None:
         rows.append(("for the KV cache", three_digits(budget.available_bytes), ""))
+        if fixed_state:
+            rows += [*state, ("for its pools", three_digits(max(0, budget.available_bytes - fixed_state)), "")]
         return Section("Budget per GPU", ("", "size", "how"), tuple(rows), footer=1)
+    rows += state if fixed_state else []
     rows += [
         (name, "not counted", "the available memory was given") for name in ("weights", "activations", "CUDA graphs")
     ]

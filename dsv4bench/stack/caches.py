@@ -12,10 +12,11 @@ import torch
 from dsv4_kernels.cache import PagedCache
 from dsv4_kernels.codec import random_fill
 
-from dsv4bench.memory.layout import CacheLayout, build_layout
-from dsv4bench.memory.page import BACKENDS, CacheKind, PageLayout
+from dsv4bench.memory.layout import CacheLayout
+from dsv4bench.memory.page import CacheKind, PageLayout
 from dsv4bench.model.shape import LayerKind
 from dsv4bench.scenario.case import CachePrecision
+from dsv4bench.stack.pages import layer_layout
 
 GROUPS = ("full", "window", "state")
 """Block tables of a layer: compressed and indexer cache, window cache, compressor states."""
@@ -50,15 +51,6 @@ class LayerCaches:
     caches: dict[str, PagedCache | torch.Tensor]
     blocks: dict[str, range]
     allocated_bytes: int
-
-
-def layer_layout(kind: LayerKind, precision: CachePrecision) -> CacheLayout:
-    """The slab of a single layer of this kind: FlashMLA's pages where it has the precisions, plain ones elsewhere."""
-    flashmla = BACKENDS["flashmla"]
-    known = flashmla.latent if kind is LayerKind.DSA else flashmla.main
-    fits = precision.main in known and precision.indexer in flashmla.indexer
-    backend = "flashmla" if fits else "plain"
-    return build_layout([kind], main=precision.main, indexer=precision.indexer, backend=backend)
 
 
 def allocate(

@@ -10,27 +10,12 @@ from dsv4bench.model.shape import LayerKind, ModelShape
 from dsv4bench.scenario.case import CachePrecision
 from dsv4bench.scenario.workload import Workload
 from dsv4bench.stack.caches import LayerCaches
-from dsv4bench.stack.metadata import FULL_BLOCK, STATE_BLOCK, WINDOW_BLOCK, BlockTables, step_metadata
+from dsv4bench.stack.metadata import BlockTables, step_metadata
+from dsv4bench.stack.pages import FULL_BLOCK, page_spans
 from dsv4bench.stack.selection import PLANTED, plant
 
 Values = dict[str, Any]
 """Tensors, caches and scalars of a layer by the names of the stage graph."""
-
-
-def page_spans(kind: LayerKind, shape: ModelShape, seq_len: int, query_len: int) -> dict[str, range]:
-    """Table columns that a request needs in each group: all entries; what window and compressor still read."""
-    first_query = seq_len - query_len
-    spans = {}
-    if kind in FULL_BLOCK:
-        spans["full"] = range(-(-seq_len // FULL_BLOCK[kind]))
-    if shape.sliding_window:
-        oldest = max(first_query - (shape.sliding_window - 1), 0)
-        spans["window"] = range(oldest // WINDOW_BLOCK, -(-seq_len // WINDOW_BLOCK))
-    if kind in STATE_BLOCK:
-        overlap = 4 if kind is LayerKind.C4A else 0
-        oldest = max(first_query // kind.ratio * kind.ratio - overlap, 0)
-        spans["state"] = range(oldest // STATE_BLOCK[kind], -(-seq_len // STATE_BLOCK[kind]))
-    return spans
 
 
 def capacity(kind: LayerKind, shape: ModelShape, workloads: list[Workload], *, slack: float = 1.25) -> dict[str, int]:

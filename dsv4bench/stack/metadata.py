@@ -10,22 +10,9 @@ from typing import Any
 
 import torch
 
-from dsv4bench.memory.page import GEOMETRY, CacheKind
 from dsv4bench.model.shape import LayerKind, ModelShape
+from dsv4bench.stack.pages import FULL_BLOCK, STATE_BLOCK, WINDOW_BLOCK
 
-WINDOW_BLOCK = GEOMETRY[CacheKind.WINDOW].tokens
-"""Positions of a page of the window cache."""
-STATE_BLOCK = {
-    LayerKind.C4A: GEOMETRY[CacheKind.C4A_STATE].tokens,
-    LayerKind.C128A: GEOMETRY[CacheKind.C128A_STATE].tokens,
-}
-"""Positions of a page of the compressor state."""
-FULL_BLOCK = {
-    LayerKind.C4A: GEOMETRY[CacheKind.C4A_MAIN].tokens,
-    LayerKind.C128A: GEOMETRY[CacheKind.C128A_MAIN].tokens,
-    LayerKind.DSA: GEOMETRY[CacheKind.DSA_MAIN].tokens,
-}
-"""Positions that a page of the compressed (dsa: latent) cache stands for."""
 INDEX_ALIGNMENT = 128
 """Widths of index lists are multiples of this, as FlashMLA asks."""
 

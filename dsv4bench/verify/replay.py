@@ -5,7 +5,7 @@ row failed without any single call being wrong (two runs that should agree do no
 """
 
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from dsv4bench.model.shape import LayerKind
 from dsv4bench.providers.base import Provider
 from dsv4bench.results.atomic import replacing
 from dsv4bench.scenario.case import CachePrecision
-from dsv4bench.verify.suite import Outcome, Row, row_numbered, run_row
+from dsv4bench.verify.suite import Outcome, Row, Status, row_numbered, run_row
 from dsv4bench.verify.trial import Setting, Trial
 
 VERSION = 1
@@ -76,21 +76,32 @@ def replay(path: Path, provider: Provider, *, device: str | None = None) -> Outc
         provider: who is tried.
         device: where; by default the device that the failure was found on, if it is here.
 
+    Returns:
+        the outcome; of a failure that does not happen again, the reason says so.
+
     Raises:
         UserError: not such a file.
     """
     row, setting, content = _read(path)
     device = device or (setting.device if setting.device == "cpu" or torch.cuda.is_available() else "cpu")
-    setting = Setting(setting.kind, setting.precision, device, setting.quick, setting.seed)
+    again = replace(setting, device=device)
+    outcome = run_row(provider, _saved_call(row, content, device), again)
+    if outcome.status is not Status.PASS:
+        return outcome
+    then, now = (f" on {setting.device}", f" on {device}") if device != setting.device else ("", "")
+    return replace(outcome, reason=f"failed{then} when it was saved, passes{now} now; it was {content['reason']}")
+
+
+def _saved_call(row: Row, content: dict[str, Any], device: str) -> Row:
+    """The row, or of it the one call that was wrong."""
     if "stage" not in content:
-        return run_row(provider, row, setting)
+        return row
     arguments = {key: _unpack(value, device) for key, value in content["arguments"].items()}
 
     def check(trial: Trial) -> None:
         trial.stage(content["stage"], **arguments)
 
-    single = Row(row.number, row.name, row.reported, row.kinds, check, (content["stage"],))
-    return run_row(provider, single, setting)
+    return Row(row.number, row.name, row.reported, row.kinds, check, (content["stage"],))
 
 
 def _read(path: Path) -> tuple[Row, Setting, dict[str, Any]]:

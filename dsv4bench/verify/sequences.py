@@ -14,9 +14,10 @@ from dsv4_kernels.cache import PagedCache
 from dsv4bench.model.shape import V3_2, V4_FLASH, LayerKind, ModelShape
 from dsv4bench.scenario.case import CachePrecision
 from dsv4bench.stack.caches import TENSOR_NAMES, allocate, fill
-from dsv4bench.stack.inputs import Values, constants, page_spans
+from dsv4bench.stack.inputs import Values, constants
 from dsv4bench.stack.layer import rope_table
-from dsv4bench.stack.metadata import FULL_BLOCK, STATE_BLOCK, WINDOW_BLOCK, BlockTables, step_metadata
+from dsv4bench.stack.metadata import BlockTables, step_metadata
+from dsv4bench.stack.pages import FULL_BLOCK, STATE_BLOCK, WINDOW_BLOCK, page_spans
 from dsv4bench.stack.weights import make_weights
 
 

@@ -4,7 +4,7 @@ A check needs only the stage's arguments and outputs, so the conformance suite a
 copied, and of a long step only a sample of the tokens is compared.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -163,11 +163,17 @@ def kept_inputs(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 def overwritten_inputs(arguments: Mapping[str, Any], before: Mapping[str, torch.Tensor]) -> Difference | None:
     """What is wrong if any of a stage's inputs is no longer what it was before the stage ran."""
+    name = next(changed_inputs(arguments, before), None)
+    if name is None:
+        return None
+    return exact("inputs", False, f"the stage has overwritten its input {name}; inputs are only read")
+
+
+def changed_inputs(arguments: Mapping[str, Any], before: Mapping[str, torch.Tensor]) -> Iterator[str]:
+    """Names of inputs that are no longer what ``kept_inputs`` kept of them."""
     for name, kept in before.items():
-        now = arguments[name].contiguous()
-        if not torch.equal(now.view(torch.uint8), kept.view(torch.uint8)):
-            return exact("inputs", False, f"the stage has overwritten its input {name}; inputs are only read")
-    return None
+        if not torch.equal(arguments[name].contiguous().view(torch.uint8), kept.view(torch.uint8)):
+            yield name
 
 
 def _form(name: str, arguments: Mapping[str, Any], actual: Outputs, expected: Outputs) -> list[Difference]:

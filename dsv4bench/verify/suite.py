@@ -14,7 +14,7 @@ from dsv4bench.model.shape import LayerKind
 from dsv4bench.model.stage import STAGES
 from dsv4bench.providers.base import Need, Provider, implemented_stages, support_of
 from dsv4bench.verify.difference import Difference
-from dsv4bench.verify.rows import addressing, attending, chunks, lengths, numerics, selection
+from dsv4bench.verify.rows import addressing, attending, chunks, lengths, numerics, padding, selection
 from dsv4bench.verify.sequences import small_shape
 from dsv4bench.verify.stage_check import StageCheck
 from dsv4bench.verify.trial import Setting, Trial, raised
@@ -33,6 +33,12 @@ QUANTISING = (
     "latent_insert",
     "indexer_key_insert",
 )
+
+
+def empty_rows(trial: Trial) -> None:
+    """Tokens that see nothing: in attention itself, and as padding in a whole layer."""
+    attending.empty_rows(trial)
+    padding.padding_tokens(trial)
 
 
 class Status(StrEnum):
@@ -78,7 +84,7 @@ ROWS = (
     Row(4, "chunked-prefill", "mlx-lm#1189", COMPRESSED, chunks.chunked_prefill, COMPRESSOR),
     Row(5, "window-edge", "several", V4, lengths.window_edge),
     Row(6, "invalid-indices", "NeMo Automodel#2152", ALL, attending.invalid_indices, ("sparse_attention",)),
-    Row(7, "empty-rows", "pypto-lib#234", ALL, attending.empty_rows, ("sparse_attention",)),
+    Row(7, "empty-rows", "pypto-lib#234", ALL, empty_rows, padding.STAGES),
     Row(8, "planar-scales", "vllm#50576", INDEXED, selection.planar_scales),
     Row(9, "packed-slabs", "vllm#47783", ALL, addressing.packed_slabs),
     Row(10, "far-blocks", "vllm#52109, sglang#40351", ALL, addressing.far_blocks),

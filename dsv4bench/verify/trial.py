@@ -17,6 +17,7 @@ from dsv4bench.errors import UserError
 from dsv4bench.model.shape import LayerKind, ModelShape
 from dsv4bench.model.stage import STAGES, Stage
 from dsv4bench.providers.base import implemented_stages
+from dsv4bench.providers.origin import place_of
 from dsv4bench.scenario.case import CachePrecision
 from dsv4bench.stack.inputs import Values
 from dsv4bench.stack.layer import further_arguments, stage_arguments, stage_outputs
@@ -24,7 +25,7 @@ from dsv4bench.verify.difference import LAYER_COSINE, LAYER_TOLERANCE, Differenc
 from dsv4bench.verify.entries import WRITES
 from dsv4bench.verify.outputs import Outputs
 from dsv4bench.verify.sequences import Sequences, small_shape
-from dsv4bench.verify.stage_check import StageCheck, compare, kept_inputs, overwritten_inputs
+from dsv4bench.verify.stage_check import StageCheck, changed_inputs, compare, kept_inputs, overwritten_inputs
 
 GUARDED_BYTES = 1 << 26
 """Caches up to this size are compared as a whole around a stage that writes them, so that stray writes show."""
@@ -164,6 +165,8 @@ class Trial:
             check = StageCheck(name, (*check.differences, _stray_writes(name, arguments, guard)))
         if overwritten := overwritten_inputs(arguments, before):
             check = StageCheck(name, (*check.differences, overwritten))
+        if not check.ok and self.failed_call is None:
+            arguments = _as_called(name, arguments, before, guard)
         self._record(check, (name, arguments))
         return outputs
 
@@ -204,10 +207,10 @@ class Trial:
 
 
 def raised(stage: str, error: BaseException) -> StageCheck:
-    """The finding that a stage raised an exception."""
+    """The finding that a stage raised an exception, with the line of the provider's file that it came through."""
     first = next(iter(str(error).splitlines()), "")
     message = first if isinstance(error, UserError) else f"{type(error).__name__}: {first}"
-    return StageCheck(stage, (Difference("call", math.inf, 0.0, message),))
+    return StageCheck(stage, (Difference("call", math.inf, 0.0, message + place_of(error)),))
 
 
 def _reference(name: str, arguments: dict[str, Any]) -> Outputs:
@@ -221,6 +224,23 @@ def _snapshot(name: str, arguments: dict[str, Any]) -> torch.Tensor | None:
     cache = arguments[WRITES[name][0]]
     raw = cache.pages if isinstance(cache, PagedCache) else cache
     return raw.clone() if raw.numel() * raw.element_size() <= GUARDED_BYTES else None
+
+
+def _as_called(
+    name: str, arguments: dict[str, Any], before: Mapping[str, torch.Tensor], guard: torch.Tensor | None
+) -> dict[str, Any]:
+    """A call's arguments with what it wrote taken back: done again over that, a stray write would change nothing.
+
+    At the given slots may lie what it wrote there; a cache of which there is no snapshot is left as it is.
+    """
+    arguments = arguments | {changed: before[changed] for changed in changed_inputs(arguments, before)}
+    if guard is None:
+        return arguments
+    cache = arguments[WRITES[name][0]]
+    raw = cache.pages if isinstance(cache, PagedCache) else cache
+    pages = torch.empty_strided(raw.size(), raw.stride(), dtype=raw.dtype, device=raw.device).copy_(guard)
+    restored = PagedCache(pages, cache.format, cache.entries) if isinstance(cache, PagedCache) else pages
+    return arguments | {WRITES[name][0]: restored}
 
 
 def _stray_writes(name: str, arguments: dict[str, Any], before: torch.Tensor) -> Difference:
@@ -240,6 +260,8 @@ def _stray_writes(name: str, arguments: dict[str, Any], before: torch.Tensor) ->
         before[slots // block, slots % block] = cache[slots // block, slots % block]
         changed = (before.view(torch.int32) != cache.view(torch.int32)).flatten(1).any(1)
     where = f"page {int(changed.int().argmax())}: bytes outside the given slots" if bool(changed.any()) else ""
+    if where and len(slots) < len(arguments[slots_name]):
+        where += "; −1 is given too and means that nothing is written"
     return exact("stray writes", not where, where)
 
 

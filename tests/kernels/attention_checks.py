@@ -219,8 +219,10 @@ if not INTERPRETED:
         (8, 262144, 512),
         (1, 1048576, 2048),
         (70, 40000, 2048),
+        (33, 70000, 512),
         (300, 40000, 512),
         (260, 70001, 1024),
+        (512, 12000, 512),
     ]
 for rows, width, k in SHAPES:
     for kind in ("normal", "ties", "equal", "ascending", "cluster", "infinite", "outliers", "close"):
@@ -279,7 +281,7 @@ def a_program_for_each_row(**constants: object) -> Iterator[None]:
 
 
 def topk_reads_a_row_once(kind: str, width: int) -> None:
-    with a_program_for_each_row():
+    with a_program_for_each_row(_MANY=1):
         topk_selects_the_best(4 if kind == "normal" else 2, width, 64, kind)
 
 
@@ -287,6 +289,7 @@ for kind in ("normal", "ties", "equal", "ascending", "cluster", "infinite", "out
     check(topk_reads_a_row_once, kind=kind, width=9000)
 check(topk_reads_a_row_once, kind="normal", width=9001)
 check(topk_reads_a_row_once, kind="ties", width=9001)
+check(topk_reads_a_row_once, kind="normal", width=1000)
 check(topk_reads_a_row_once, kind="normal", width=70000)
 
 

@@ -154,6 +154,7 @@ class Sglang:
             bytes_per_token=float(per_token),
             pools=pools,
             terms=tuple(lines),
+            notes=self._capacity_notes(d),
         )
 
     def bytes_per_token(self, deployment: Deployment, stage: range | None = None) -> Fraction:
@@ -178,14 +179,17 @@ class Sglang:
 
     def notes(self, deployment: Deployment) -> tuple[str, ...]:
         """What a reader has to know of these figures."""
-        notes = []
-        if self._is_taken:
-            notes.append(f"SGLang {self.asked}: taken to be as {self.version}, the last known release not after it")
+        if not self._is_taken:
+            return ()
+        return (f"SGLang {self.asked}: taken to be as {self.version}, the last known release not after it",)
+
+    def _capacity_notes(self, deployment: Deployment) -> tuple[str, ...]:
+        """That the pool gives memory to request-scoped state, where nobody said how much."""
         fixed = self._fixed_state_bytes(deployment) if self._rows(deployment)[1] == 0 else 0
-        if fixed and not deployment.fixed_state_bytes:
-            each = f"{fixed:,} B a request slot"
-            notes.append(f"the request-scoped c128 state ({each}) is not counted: give --fixed-state as logged")
-        return tuple(notes)
+        if not fixed or deployment.fixed_state_bytes:
+            return ()
+        each = f"{fixed:,} B a request slot"
+        return (f"the request-scoped c128 state ({each}) is not counted: give --fixed-state as logged",)
 
     @property
     def _is_taken(self) -> bool:

@@ -11,9 +11,9 @@ from dsv4bench.bench.settings import Settings
 from dsv4bench.model.shape import LayerKind
 from dsv4bench.scenario.case import CachePrecision
 from dsv4bench.scenario.expand import expand
-from dsv4bench.stack.inputs import page_spans
 from dsv4bench.stack.layer import prepare
 from dsv4bench.stack.model import prepare_model
+from dsv4bench.stack.pages import page_spans
 from tests.dsv4bench.bench.small import small_scenario
 
 

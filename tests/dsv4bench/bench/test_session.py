@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv4bench.bench.device import Device
+from dsv4bench.bench.device import Device, find_device
 from dsv4bench.bench.environment import git_state
 from dsv4bench.bench.execute import Executor
 from dsv4bench.bench.messages import Done, Found, Measured, Traced, Working
@@ -65,6 +66,23 @@ def test_a_timing_that_the_device_named_lacks_is_refused_before_a_worker_starts(
     with pytest.raises(UserError, match=words):
         start_run(Request(scenario, expand(scenario), device), tmp_path / "run", lambda event: None)
     assert not (tmp_path / "run").exists()
+
+
+def test_rows_of_cases_that_the_device_cannot_run_need_no_worker(tmp_path, monkeypatch):
+    class Probed(Executor):
+        def probe(self, device, **_):
+            return Found(Device("cpu"))
+
+    monkeypatch.setattr("dsv4bench.bench.session.Executor", partial(Probed, make_worker=None))  # none can be started
+    scenario = small_scenario(tmp_path, schedule={"graph": True})
+    run = start_run(request_of(scenario), tmp_path / "run", lambda event: None)
+    assert {(row.status, row.reason) for row in run.rows} == {(Status.UNSUPPORTED, "a CUDA graph needs a GPU")}
+
+
+def test_what_a_worker_found_is_read_without_torch():
+    found = pickle.dumps(Found(find_device("cpu")))
+    code = "import pickle, sys; pickle.load(sys.stdin.buffer); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], input=found, check=False).returncode == 0
 
 
 def test_without_torch_it_is_said_what_to_install(tmp_path, monkeypatch):

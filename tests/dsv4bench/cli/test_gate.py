@@ -132,6 +132,24 @@ def test_a_missing_baseline_exits_4_and_names_the_command_that_makes_one(tmp_pat
     assert "dsv4bench baseline add" in refusal(done)
 
 
+def test_a_baseline_that_does_not_exist_exits_4_and_is_said_not_to(tmp_path):
+    path = write_directory(run([row("case", around(1e-4))]), tmp_path / "run")
+    done = gate(path, "--baseline", tmp_path / "nope", cwd=tmp_path)
+    assert done.returncode == 4
+    assert refusal(done) == f"error: --baseline {tmp_path / 'nope'} does not exist"
+
+
+def test_a_baseline_of_another_scenario_exits_4_in_one_line(tmp_path):
+    path = write_directory(run([row(name, around(1e-4)) for name in "ab"], "mine", gpu=None), tmp_path / "run")
+    other = run([row(name, around(1e-4)) for name in "cd"], "other", scenario_name="quickstart")
+    base = write_directory(other, tmp_path / "other")
+    done = gate(path, "--baseline", base, "--md", tmp_path / "gate.md", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (4, "")
+    sentence = "the baseline is of scenario quickstart on h200, this run of decode on cpu: no case in common"
+    assert refusal(done) == f"error: {sentence}"
+    assert sentence in (tmp_path / "gate.md").read_text()
+
+
 def test_a_truncated_file_exits_4_with_its_line(tmp_path):
     ab = ab_of(tmp_path, 1e-4, 1e-4)
     cases = ab / "b/cases.jsonl"

@@ -270,12 +270,11 @@ def test_mistyped_flags_of_verify_are_refused_without_torch(arguments, message):
     assert done.stderr.startswith(message)
 
 
-def test_a_run_of_bytes_says_that_it_needs_torch(tmp_path):
+def test_a_run_of_bytes_needs_no_torch(tmp_path):
     (tmp_path / "kv.yaml").write_text("name: kv\nkind: memory\nmodel: v4-flash\nworkload: {context: 1K}\n")
     done = cli("run", str(tmp_path / "kv.yaml"), "--out", str(tmp_path / "run"), code=NO_TORCH)
-    assert done.returncode == 2
-    assert "error: laying out pages needs torch: pip install '.[torch]' in a checkout of dsv4bench" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].split()[-1] == "ok"
 
 
 def test_an_unknown_command_is_exit_code_2():

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -149,6 +150,7 @@ def test_sglang_and_llama_cpp_answer_in_their_own_terms() -> None:
         "--fixed-state", "0.33GiB",
     )  # fmt: skip
     assert round(sglang["engine_bytes_per_token"], 2) == 7033.45
+    assert sglang["fixed_state_bytes"] == int(0.33 * 2**30)
     assert sglang["pools"] == {"full": 6_859_008, "swa": 685_824, "c4": 1_714_752, "c128": 53_586}
     llama = load("--engine", "llama.cpp", "--model", "v4-flash", "--ctx", "128K", "--cache-type", "f16")
     assert llama["buffers"]["CSA"] == 672 * 2**20
@@ -323,6 +325,8 @@ def test_a_target_that_cannot_be_written_is_refused_before_anything_is_printed()
         (["--simulate", "chat", "--decode-rate", "nan"], "--decode-rate must be above 0, got nan"),
         (["--simulate", "chat", "--prefill-rate", "0"], "--prefill-rate must be above 0, got 0"),
         (["--simulate", "chat", "--prefill-rate", "-1"], "--prefill-rate: '-1' is not a number of tokens per second"),
+        (["--simulate", "chat", "--retention", "300"], "--retention must be 0 or a multiple of 256, got 300"),
+        (["--simulate", "chat", "--tp", "2"], "--tp is read with --gpu only"),
         (["--simulate", "chat", "--engine", "sglang"], "--simulate replays block allocators: give --engine vllm"),
         (["--from-log", "none.log"], "--from-log: none.log cannot be read (No such file or directory)"),
         (["--from-log", "x.log", "-c", "1M", "-e", "vllm"], "--from-log does not read --ctx, --engine"),
@@ -331,6 +335,7 @@ def test_a_target_that_cannot_be_written_is_refused_before_anything_is_printed()
         (["--simulate", "agents", "--plot", "x.png"], "--simulate does not read --plot"),
         (["--engine", "vllm", "--utilization", "0.5", "--available", "9GiB"], "--utilization is read with --gpu only"),
         (["--logits-budget", "1GiB"], "--logits-budget is read with --gpu or --available only"),
+        (["--engine", "vllm", "--in-flight-tokens", "9", "--async-scheduling"], "does not read --async-scheduling"),
         (["--explain", "--format", "csv"], "--format csv does not read --explain"),
         (["--engine", "vllm", "--available", "9GiB", "--format", "csv"], "--format csv does not read --available"),
         (["--engine", "vllm", "--tp", "3"], "tp 3 does not divide 128 heads and 16 output groups of v4-pro"),
@@ -345,6 +350,74 @@ def test_a_target_that_cannot_be_written_is_refused_before_anything_is_printed()
 )
 def test_wrong_input_is_one_sentence_that_says_what_would_be_right(arguments: list[str], message: str) -> None:
     assert message in error(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags", "named"),
+    [
+        ("vllm", ["--async-scheduling"], "--async-scheduling is"),
+        ("vllm", ["--max-num-batched-tokens", "16K"], "--max-num-batched-tokens is"),
+        ("vllm", ["--in-flight-tokens", "100"], "--in-flight-tokens is"),
+        ("vllm", ["--tp", "4", "--dp", "2"], "--tp, --dp are"),
+        ("vllm", ["--dp", "2", "--tp", "2", "--dcp", "2"], "--dp is"),
+        ("vllm", ["--max-model-len", "1M"], "--max-model-len beside --ctx is"),
+        ("sglang", ["--fixed-state", "1GiB"], "--fixed-state is"),
+    ],
+)
+def test_flags_that_decide_only_how_much_fits_are_refused_where_that_is_not_asked(
+    engine: str, flags: list[str], named: str
+) -> None:
+    counted = "--gpu, --available or --num-blocks" if engine == "vllm" else "--gpu or --available"
+    asked = ("--model", "v4-flash", "--engine", engine, "--ctx", "8K", *flags)
+    assert error(*asked) == f"{named} read with {counted} only"
+    assert call(*asked, "--available", "30GiB").exit_code == 0
+
+
+def test_flags_that_change_a_single_request_need_no_capacity() -> None:
+    asked = ("--model", "v4-flash", "--engine", "vllm")
+    plain = text(*asked, "--ctx", "8K")
+    assert text(*asked, "--ctx", "8K", "--pp", "2") != plain
+    assert text(*asked, "--ctx", "8K", "--tp", "2", "--dcp", "2") != plain
+    assert text(*asked, "--max-model-len", "8K") == plain
+
+
+def test_dp_attention_of_sglang_is_said_to_be_written_otherwise_here() -> None:
+    asked = ("--model", "v4-flash", "--engine", "sglang", "--gpu", "8xH200")
+    assert "SGLang's dp attention, whose --dp 8 divides --tp 8, is --tp 1 --dp 8" in error(
+        *asked, "--tp", "8", "--dp", "8"
+    )
+    assert "--dp 4 divides --tp 8, is --tp 2 --dp 4" in error(*asked, "--tp", "8", "--dp", "4")
+    assert "tp 8 · dp 3 · pp 1 = 24; make them equal" in error(*asked, "--tp", "8", "--dp", "3")
+    assert "tp 8 · dp 8 · pp 1 = 64; make them equal" in error(*asked, "--engine", "vllm", "--tp", "8", "--dp", "8")
+    assert "8 dp ranks" in text(*asked, "--tp", "1", "--dp", "8")
+
+
+def test_the_fixed_state_of_sglang_is_a_line_of_its_budget() -> None:
+    asked = ("--model", "v4-flash", "--engine", "sglang", "--fixed-state", "1GiB", "--c128-state-rows", "0")
+    found = text(*asked, "--gpu", "H200", "--weights", "60GiB")
+    whole, state, pools = (
+        float(re.search(rf"{name} +(?:− )?([\d.]+) GiB", found)[1])  # type: ignore[index]
+        for name in ("for the KV cache", "request-scoped state", "for its pools")
+    )
+    assert (state, pools) == (1, pytest.approx(whole - state, abs=0.1))
+    assert "request-scoped state   − 1.00 GiB  as given" in text(*asked, "--available", "40GiB")
+    assert "request-scoped state" not in text(*asked[:4], "--state", "bf16", "--gpu", "H200", "--c128-state-rows", "1")
+
+
+def test_a_trace_file_is_replayed_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"arrival": 0, "prompt": 600, "output": 5}\n')
+    assert "Replay of 1 request" in text("--simulate", str(path), "--retention", "512")
+    assert error("--simulate", str(path), "--requests", "5", "--rate", "2") == (
+        f"--simulate {path} does not read --requests, --rate"
+    )
+
+
+def test_a_table_in_a_pipe_is_as_wide_as_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ("--model", "v4-flash", "--by", "page", "--engine", "vllm@0.24")
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert "bucket  layers  entries" in CliRunner().invoke(APP, asked).stdout
+    assert "buc…" in CliRunner(env={"COLUMNS": "80"}).invoke(APP, asked).stdout
 
 
 def test_measuring_is_printed_beside_ideal_and_engine() -> None:

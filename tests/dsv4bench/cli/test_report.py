@@ -12,7 +12,7 @@ from dsv4bench.cli.report import report
 from dsv4bench.errors import UserError
 from dsv4bench.results.row import Status
 from dsv4bench.results.run_directory import Run
-from tests.dsv4bench.stored_runs import row, run
+from tests.dsv4bench.stored_runs import row, run, write_directory
 
 BASELINES = Path(__file__).parents[3] / "reports" / "baselines" / "h200"
 
@@ -41,6 +41,17 @@ def test_a_stored_run_is_printed_as_it_was_when_it_ended() -> None:
 def test_stages_are_printed_on_demand() -> None:
     assert "  sparse_attention" not in output(stored("quickstart"))
     assert "  sparse_attention" in output(stored("quickstart"), "--stages")
+
+
+def test_stages_of_a_run_that_timed_none_are_refused(tmp_path: Path) -> None:
+    unsupported = write_directory(run([row("one", status=Status.UNSUPPORTED, reason="no GPU")]), tmp_path / "run")
+    with pytest.raises(UserError, match="run has no stage with a time; none of its cases was timed"):
+        output(str(unsupported), "--stages")
+    bytes_alone = run(
+        [row("one", engine_bytes=5, case={"scenario_kind": "memory"})], scenario={"name": "kv", "kind": "memory"}
+    )
+    with pytest.raises(UserError, match="kv has no stage with a time; kind: memory times nothing"):
+        output(str(write_directory(bytes_alone, tmp_path / "kv")), "--stages")
 
 
 def test_losses_are_the_stages_that_take_longest_beyond_their_floor() -> None:

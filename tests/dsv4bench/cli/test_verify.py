@@ -17,7 +17,7 @@ import signal
 
 import torch
 from dsv4_kernels import reference
-from dsv4bench.providers.base import SUPPORTED
+from dsv4bench.providers.base import SUPPORTED, Support
 
 
 class Faulty:
@@ -52,6 +52,16 @@ class Ending(Right):
         if set(candidate_lens.tolist()) == {1024}:  # as in the figures over fp32 caches
             os._exit(3)
         return reference.topk(logits=logits, candidate_lens=candidate_lens, k=k)
+
+
+class Refusing(Right):
+    def supports(self, need):
+        return Support.no("needs an SM90 card")
+
+
+class Misspelt(Right):
+    def index_maps(self, **tensors):
+        return None
 
 
 class PlainYes(Faulty):
@@ -91,7 +101,8 @@ def provider(tmp_path):
 def test_the_table_says_case_stages_status_error_and_where():
     lines = output("--only", "empty-rows", "--layer", "swa").splitlines()
     assert lines[0].split() == ["row", "case", "layer", "cache", "stages", "status", "worst", "error", "where"]
-    assert lines[1].split()[:6] == ["7", "empty-rows", "swa", "fp8+fp8", "sparse_attention", "pass"]
+    stages = ["query_norm_rope_insert,", "sparse_attention"]
+    assert lines[1].split()[:7] == ["7", "empty-rows", "swa", "fp8+fp8", *stages, "pass"]
 
 
 def test_an_interrupted_check_shows_what_it_tried(provider, monkeypatch):
@@ -135,7 +146,9 @@ def test_a_failure_ends_with_exit_code_5_and_a_file_that_replays_it(provider, tm
     assert [path.name for path in files] == ["row12-c4a-fp8+fp8.pt", "row12-dsa-fp8+fp8.pt"]
     with pytest.raises(MeasurementError):
         output("--provider", f"{provider}:Faulty", "--replay", str(files[0]))
-    assert "pass" in output("--provider", f"{provider}:Right", "--replay", str(files[0]))
+    mended = output("--provider", f"{provider}:Right", "--replay", str(files[0])).splitlines()[1]
+    assert "  pass  " in mended
+    assert "failed when it was saved, passes now; it was topk: indices: token " in mended
 
 
 def test_an_interruption_between_two_rows_ends_what_is_under_way(monkeypatch):
@@ -162,7 +175,10 @@ def test_an_interruption_between_two_rows_ends_what_is_under_way(monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "row", "finding"),
-    [("Raising", "12", "ZeroDivisionError: division by zero"), ("Half", "7", "returned 1 output, 2 expected")],
+    [
+        ("Raising", "12", "ZeroDivisionError: division by zero (kernels.py:27)"),
+        ("Half", "7", "returned 1 output, 2 expected"),
+    ],
 )
 def test_a_kernel_that_breaks_is_a_row_of_the_table_and_no_traceback(provider, tmp_path, name, row, finding):
     words = ("--provider", f"{provider}:{name}", "--only", row, "--layer", "c4a", "--save", str(tmp_path / "f"))
@@ -174,7 +190,7 @@ def test_a_kernel_that_breaks_is_a_row_of_the_table_and_no_traceback(provider, t
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_rows_come_in_order_and_one_that_kills_its_process_fails_alone(provider, tmp_path, jobs):
-    words = ("--provider", f"{provider}:Dying", "--only", "19", "--only", "12", "--only", "7", "--layer", "c4a")
+    words = ("--provider", f"{provider}:Dying", "--only", "19", "--only", "12", "--only", "6", "--layer", "c4a")
     result = invoke(*words, "--layer", "dsa", "--jobs", jobs, "--save", str(tmp_path / "f"))
     assert isinstance(result.exception, MeasurementError)
     assert str(result.exception).endswith(
@@ -238,13 +254,28 @@ def test_accuracy_is_given_for_the_stages_that_the_provider_has_alone(provider):
 
 
 def test_a_provider_of_one_stage_skips_the_rows_about_others(provider):
-    content = json.loads(output("--provider", f"{provider}:Right", "--only", "7", "--only", "19", "--format", "json"))
-    assert {row["row"]: row["status"] for row in content["outcomes"]} == {7: "skipped", 19: "pass"}
+    content = json.loads(output("--provider", f"{provider}:Right", "--only", "6", "--only", "19", "--format", "json"))
+    assert {row["row"]: row["status"] for row in content["outcomes"]} == {6: "skipped", 19: "pass"}
 
 
 def test_nothing_checked_is_not_a_pass(provider):
-    with pytest.raises(MeasurementError, match="nothing of .* was checked: the provider has none of its stages"):
-        output("--provider", f"{provider}:Right", "--only", "7")
+    with pytest.raises(MeasurementError, match="nothing of .* was checked: 4 rows: it lacks their stages$"):
+        output("--provider", f"{provider}:Right", "--only", "6")
+
+
+def test_why_nothing_was_checked_is_told_by_row(provider):
+    words = ("--provider", f"{provider}:Refusing", "--only", "6", "--only", "12")
+    right = "was checked: 4 rows: it lacks their stages; 2 rows: needs an SM90 card$"
+    with pytest.raises(MeasurementError, match=right):
+        output(*words)
+
+
+def test_a_method_that_is_nearly_named_like_a_stage_is_named_once(provider):
+    result = invoke("--provider", f"{provider}:Misspelt", "--only", "12", "--layer", "c4a")
+    assert result.exit_code == 0
+    said = f"{provider}:Misspelt: its method index_maps is no stage and is never called; did you mean index_map?"
+    assert result.stderr.count("did you mean") == 1
+    assert said in result.stderr.splitlines()
 
 
 @pytest.mark.parametrize(

@@ -243,8 +243,11 @@ def test_a_release_of_sglang_between_the_known_ones_is_said_to_be_taken_as_one()
 
 
 def test_state_of_newer_sglang_is_request_scoped_and_a_note_says_what_it_takes() -> None:
-    assert "10,485,760 B" not in "".join(engine_named("sglang@0.5.13").notes(Deployment(V4_FLASH)))
-    assert "10,485,760 B a request slot" in engine_named("sglang").notes(Deployment(V4_FLASH))[0]
+    def notes(name: str, **changes: int) -> tuple[str, ...]:
+        return engine_named(name).capacity(Deployment(V4_FLASH, **changes), 40 * GIB).notes
+
+    assert notes("sglang@0.5.13") == notes("sglang", fixed_state_bytes=GIB) == ()
+    assert "10,485,760 B a request slot" in notes("sglang")[0]
 
 
 @pytest.mark.parametrize(

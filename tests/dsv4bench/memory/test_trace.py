@@ -77,6 +77,14 @@ def test_mooncake_traces_are_read_with_their_hashes(tmp_path: Path) -> None:
             {"timestamp": "x", "input_length": 9, "output_length": 1},
             "timestamp must be a number of at least 0, got 'x'",
         ),
+        (
+            {"arrival": 0, "prompt": 9, "output": 1, "sytem": "s", "system_tokens": 4},
+            r"t\.jsonl:2: unknown key 'sytem': did you mean system\? known are arrival, prompt, output, session, ",
+        ),
+        (
+            {"timestamp": 0, "input_length": 9, "output_length": 1, "hash_id": [1]},
+            r"unknown key 'hash_id': did you mean hash_ids\? known are timestamp, input_length, output_length",
+        ),
         ({"arrival": 0, "prompt": 9, "output": 1, "session": ["a"]}, "session must be a text or a whole number"),
         ({"arrival": 0, "prompt": 9, "output": 1, "system": 3.5, "system_tokens": 1}, "system must be a text or"),
         (

@@ -4,7 +4,7 @@ import pytest
 
 from dsv4bench.errors import UserError
 from dsv4bench.providers.base import SUPPORTED, implemented_stages
-from dsv4bench.providers.registry import BUILT_IN, list_providers, load_provider, require_known
+from dsv4bench.providers.registry import BUILT_IN, list_providers, load_provider, misspelt_stages, require_known
 
 SOURCE = """
 from dsv4bench.providers.base import SUPPORTED
@@ -20,6 +20,18 @@ class Empty:
     name = "empty"
     def supports(self, need):
         return SUPPORTED
+
+class Close(Empty):
+    def top_k(self):
+        return None
+
+class Beside(Mine):
+    def topk_(self):
+        return None
+    def index_maps(self):
+        return None
+    def _sparse_attention(self):
+        return None
 
 class Nameless:
     def topk(self):
@@ -47,10 +59,16 @@ def test_a_class_of_a_file_is_a_provider(file):
     assert provider.supports(None) == SUPPORTED
 
 
+def test_methods_nearly_named_like_a_stage_that_is_lacking_are_found(file):
+    assert misspelt_stages(load_provider(f"{file}:Beside")) == [("index_maps", "index_map")]
+    assert [misspelt_stages(load_provider(name)) for name in ("reference", "eager", "vllm")] == [[], [], []]
+
+
 @pytest.mark.parametrize(
     ("attribute", "message"),
     [
-        ("Empty", "implements no stage"),
+        ("Empty", "implements no stage; docs/stages.md lists them$"),
+        ("Close", r"implements no stage; docs/stages.md lists them; top_k is none, did you mean topk\?$"),
         ("Nameless", "lacks a `name`"),
         ("Raises", "can't be made: ValueError: no such card"),
         ("number", "is not a class or a function"),

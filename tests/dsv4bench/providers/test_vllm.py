@@ -41,7 +41,9 @@ from dsv4bench.scenario.case import CachePrecision, WeightChoice
 from dsv4bench.scenario.workload import Workload
 from dsv4bench.stack.graph import refill
 from dsv4bench.stack.layer import prepare, run_stage
+from dsv4bench.verify.entries import WRITES
 from dsv4bench.verify.rows import attending, numerics
+from dsv4bench.verify.rows.padding import padding_tokens
 from dsv4bench.verify.sequences import small_shape
 from dsv4bench.verify.stage_check import check_stage
 from dsv4bench.verify.trial import Setting, Trial
@@ -526,6 +528,14 @@ def test_a_token_that_sees_nothing_gets_an_lse_of_minus_infinity(kind: LayerKind
     attending.empty_rows(trial)
     assert trial.checks
     assert all(check.ok for check in trial.checks)
+
+
+@pytest.mark.parametrize("kind", LayerKind)
+def test_padding_is_handed_on_as_slots_of_minus_1_and_writes_nothing(kind: LayerKind) -> None:
+    trial = Trial(provider(), Setting(kind))
+    padding_tokens(trial)
+    assert {check.stage for check in trial.checks} >= WRITES.keys() & {stage.name for stage in STAGES[kind]}
+    assert [check.sentence for check in trial.checks if not check.ok] == []
 
 
 def test_latents_with_scales_as_they_are_pass_where_scales_are_easy_to_get_wrong() -> None:

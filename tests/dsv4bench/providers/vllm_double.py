@@ -323,7 +323,9 @@ def concat_and_cache_mla(kv_c, k_pe, kv_cache, slot_mapping, kv_cache_dtype, sca
     scales = (latents.abs().amax(-1, keepdim=True) / 448).clamp_min(torch.finfo(torch.float32).tiny)
     codes = (latents / scales).clamp(-448, 448).to(torch.float8_e4m3fn)
     records = record_view(cache)
-    for row, slot in enumerate(slot_mapping.clamp_min(0).tolist()):
+    for row, slot in enumerate(slot_mapping.tolist()):
+        if slot < 0:
+            continue
         record = records[slot // cache.entries, slot % cache.entries]
         record[:512] = codes[row].flatten().view(torch.uint8)
         record[512:528] = scales[row].flatten().view(torch.uint8)

@@ -11,8 +11,9 @@ from dsv4bench.model.stage import STAGES
 from dsv4bench.providers.registry import load_provider
 from dsv4bench.scenario.case import CachePrecision
 from dsv4bench.scenario.workload import Workload
-from dsv4bench.stack.inputs import capacity, page_spans
+from dsv4bench.stack.inputs import capacity
 from dsv4bench.stack.layer import prepare, run_layer, stage_outputs
+from dsv4bench.stack.pages import page_spans
 
 PRECISIONS = [
     CachePrecision(),

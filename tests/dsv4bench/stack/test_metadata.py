@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from dsv4bench.model.shape import LayerKind
-from dsv4bench.stack.metadata import FULL_BLOCK, STATE_BLOCK, WINDOW_BLOCK, BlockTables, step_metadata
+from dsv4bench.stack.metadata import BlockTables, step_metadata
+from dsv4bench.stack.pages import FULL_BLOCK, STATE_BLOCK, WINDOW_BLOCK
 
 LENGTHS = [1, 2, 3, 4, 5, 8, 126, 127, 128, 129, 130, 255, 256, 257, 511, 512, 513]
 

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from dsv4_kernels import reference
 
 from dsv4bench.errors import UserError
 from dsv4bench.model.shape import LayerKind
@@ -29,6 +30,28 @@ def test_a_saved_failure_fails_again_and_passes_with_the_fault_repaired(number, 
     again = replay(path, make())
     assert again.status is Status.FAIL
     assert len(again.checks) == 1
+    mended = replay(path, ReferenceProvider())
+    assert mended.status is Status.PASS
+    assert mended.reason == f"failed when it was saved, passes now; it was {outcome.reason}"
+
+
+def zeroed_logits():
+    def topk(**arguments):
+        chosen = reference.topk(**arguments)
+        arguments["logits"].zero_()
+        return chosen
+
+    return mutants.provider(topk=topk)
+
+
+def writes_slot_0():
+    return mutants.changed("compressor_state_save", lambda a: {"state_slots": a["state_slots"].clamp_min(0)})
+
+
+@pytest.mark.parametrize(("number", "make"), [(12, zeroed_logits), (7, writes_slot_0)])
+def test_a_call_that_wrote_where_it_must_not_fails_again_though_it_has_written_once(number, make, tmp_path):
+    path = save_failure(failed(number, LayerKind.C4A, make()), tmp_path)
+    assert replay(path, make()).status is Status.FAIL
     assert replay(path, ReferenceProvider()).status is Status.PASS
 
 
@@ -52,7 +75,8 @@ def test_a_failure_between_two_runs_is_tried_as_a_row_again(tmp_path):
     assert outcome.failed_call is None, "every single call is within its tolerance"
     path = save_failure(outcome, tmp_path)
     assert replay(path, mutants.depends_on_the_row()).status is Status.FAIL
-    assert replay(path, ReferenceProvider()).status is Status.PASS
+    mended = replay(path, ReferenceProvider())
+    assert (mended.status, mended.reason[:38]) == (Status.PASS, "failed when it was saved, passes now; ")
 
 
 def test_a_file_that_is_none_of_ours_is_refused(tmp_path):

@@ -70,7 +70,7 @@ def test_a_provider_of_one_stage_is_checked_on_that_stage_alone():
 
 
 def test_a_row_about_other_stages_is_skipped():
-    outcome = run_row(OneStage(), ROWS[6], Setting(LayerKind.C4A, quick=True))
+    outcome = run_row(OneStage(), ROWS[5], Setting(LayerKind.C4A, quick=True))
     assert outcome.status is Status.SKIPPED
     assert outcome.reason == "the provider has none of its stages"
 
