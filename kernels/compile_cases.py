@@ -258,7 +258,8 @@ def _selection() -> dict[str, Case]:
         cases[f"indexer_logits T={tokens} fp8, one short request"] = Case(lambda t=tokens: _logits(t, "fp8", 1))
     for width, k in ((2048, 512), (4096, 1024), (16384, 1024), (262144, 512), (1_048_576, 2048)):
         cases[f"topk {width} k={k}"] = Case(lambda w=width, n=k: _topk(w, n))
-    cases["topk T=64 262144 k=512"] = Case(lambda: _topk(262144, 512, 64))
+    for rows in (8, 64):
+        cases[f"topk T={rows} 262144 k=512"] = Case(lambda r=rows: _topk(262144, 512, r))
     for width, k in ((32768, 512), (65536, 512), (65536, 1024), (65536, 2048), (65535, 1024)):
         cases[f"topk T=4096 {width} k={k}"] = Case(lambda w=width, n=k: _topk(w, n, 4096))
     return cases | {"latent stages": Case(_latent), "gather_dequant": Case(_gather)}

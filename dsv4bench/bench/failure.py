@@ -31,7 +31,7 @@ def status_of(error: BaseException) -> tuple[Status, str]:
     if isinstance(error, NotImplementedError):
         return Status.UNSUPPORTED, text
     if is_out_of_memory(error):
-        return Status.OOM, f"out of memory: {_shortage(str(error))}a smaller batch or context may fit"
+        return Status.OOM, f"out of memory: {_shortage(error)}a smaller batch or context may fit"
     if any(kind.__name__ in COMPILER_ERRORS for kind in type(error).__mro__):
         return Status.COMPILE_ERROR, text
     if isinstance(error, UserError):
@@ -48,13 +48,16 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and re.search(driver_or_host, str(error)) is not None
 
 
-def _shortage(text: str) -> str:
+def _shortage(error: BaseException) -> str:
     """How much was asked for and how much is free, as far as an allocator's message or the system says."""
+    text = str(error)
     asked = re.search(r"(?:tried|unable) to allocate ([\d.]+) (\w+)", text, re.IGNORECASE)
     free = re.search(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free", text)
     told = []
     if asked:
         told.append(f"{format_bytes(int(asked[1])) if asked[2] == 'bytes' else ' '.join(asked.groups())} asked for")
+    elif text and "memory" not in text:
+        told.append(_first_line(error))
     if free:
         told.append(f"{free[2]} of the GPU's {free[1]} free")
     elif "CUDA" not in text:

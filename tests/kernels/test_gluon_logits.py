@@ -20,13 +20,16 @@ NEEDS_HOPPER = pytest.mark.skipif(
 )
 
 
-def takes_gluon(name: str = "indexer-fp8", stride: int = 8_640, entries: int = 64, heads: int = 64, arch: int = 90):
+def takes_gluon(
+    name: str = "indexer-fp8", stride: int = 8_640, entries: int = 64, heads: int = 64, arch: int = 90,
+    weights: torch.dtype = torch.float32,
+):  # fmt: skip
     """Whether the Gluon form takes a step of this shape."""
     storage = torch.empty((4, stride), dtype=torch.uint8, device="meta")
     cache = PagedCache(storage[:, : FORMATS[name].page_bytes(entries)], FORMATS[name], entries)
     queries = torch.empty((1, heads, 128), dtype=torch.float8_e4m3fn, device="meta")
     with compile_report.compiled_kernels(arch):
-        return gluon_applies(queries, torch.empty((1, heads), device="meta"), cache)
+        return gluon_applies(queries, torch.empty((1, heads), dtype=weights, device="meta"), cache)
 
 
 @pytest.mark.slow
@@ -46,6 +49,7 @@ def test_the_hopper_kernel_fits_a_multiprocessor_as_often_as_it_is_launched_for(
 def test_fp8_keys_in_aligned_pages_of_64_take_the_hopper_form():
     assert takes_gluon()
     assert takes_gluon(heads=32)
+    assert not takes_gluon(weights=torch.bfloat16)
 
 
 @pytest.mark.parametrize(

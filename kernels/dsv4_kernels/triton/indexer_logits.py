@@ -259,7 +259,8 @@ def gluon_applies(q: torch.Tensor, weights: torch.Tensor, cache: PagedCache) -> 
         return False
     target = triton.runtime.driver.active.get_current_target()
     aligned = (cache.pages.data_ptr() | cache.pages.stride(0) | q.data_ptr() | weights.data_ptr()) % 16 == 0
-    return target.backend == "cuda" and target.arch // 10 == 9 and aligned and q.shape[1] in (32, 64)
+    takes = q.shape[1] in (32, 64) and weights.dtype == torch.float32
+    return target.backend == "cuda" and target.arch // 10 == 9 and aligned and takes
 
 
 def _launch_gluon(

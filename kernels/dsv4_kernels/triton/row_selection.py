@@ -188,6 +188,8 @@ def select_candidates(
         # any of those that don't count will do
         bins = tl.maximum(2 * tl.minimum(bins, 1), (beyond >> 31) & 1)
         count = k - above
+        # a warp that is late still reads the word
+        tl.debug_barrier()
         store_word(mine, _FOUND, 1, count >= 0, SHARED)
         tl.debug_barrier()
     if values.shape[1] <= 8:

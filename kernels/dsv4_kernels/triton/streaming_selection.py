@@ -113,6 +113,8 @@ def append_reaching(
             to += 1
             most -= 1
         at += 32 * COLUMNS
+    # a warp that is late still reads the last count, which the caller is about to clear
+    tl.debug_barrier()
     return found
 
 

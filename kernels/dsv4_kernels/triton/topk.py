@@ -241,7 +241,9 @@ def _stream_kernel(
             )
             trials += 1
             if found > CAPACITY:
-                rank = tl.maximum(rank * k // found * 3 // 2, 1)
+                lower = tl.maximum(rank * k // found * 3 // 2, 1)
+                trials = tl.where(lower == rank, TRIALS, trials)
+                rank = lower
             elif (found < k) & (threshold > float("-inf")):
                 rank *= 2
             else:
@@ -261,8 +263,8 @@ def _stream_kernel(
 def topk(*, logits: torch.Tensor, candidate_lens: torch.Tensor, k: int) -> torch.Tensor:
     """The ``k`` best candidates of every token.
 
-    Equal logits go to the lower place in a fixed order of the row's candidates, so equal rows give equal results, bit
-    for bit, wherever they stand in a batch.
+    Which of equal logits are taken is decided by the row alone, so equal rows give equal results, bit for bit, wherever
+    they stand in a batch.
 
     Args:
         logits: fp32 [T, ≥ max candidates], unit inner stride; columns from ``candidate_lens`` on may hold anything.
@@ -330,7 +332,7 @@ def _apart(tokens: int, width: int, k: int) -> int:
     every second and fourth, rows of 262,144, k 512: one 7.9 and 8.6 us, 8 11.9 and 11.6, 32 31.1 and 29.8; k 1,024: 8
     12.6 and 14.2.
     """
-    return 4 if width >= 512 * k and tokens >= 8 else 2
+    return 4 if width >= 512 * k and tokens >= 8 and k <= 2048 else 2
 
 
 def _shared(common: tuple[object, ...], out: torch.Tensor, k: int, width: int, constants: dict[str, object]) -> None:

@@ -110,9 +110,9 @@ def test_each_way_to_fail_has_its_status_and_the_good_side_is_measured(measure):
         Status.OK,
     ]
     assert rows[1].reason.startswith("qkv_norm: output off by")
-    assert rows[2].reason == "ValueError: no such head size"
+    assert rows[2].reason == "ValueError: no such head size (failing_providers.py:38)"
     assert rows[4].reason.endswith(":Picky: no fp8 cache")
-    assert rows[5].reason == "ValueError: tired"
+    assert rows[5].reason == "ValueError: tired (failing_providers.py:50)"
     assert all(row.layer is None and row.stages == [] for row in rows[1:6])
     assert all(len(row.layer.rounds) == 2 for row in (rows[0], rows[6]))
 
@@ -250,7 +250,7 @@ def test_a_broken_device_ends_the_comparison_after_the_row_of_its_case(tmp_path,
     with pytest.raises(PoisonedError, match="illegal memory access"):
         rows.extend(one.row for one in comparison.measure(cases, lambda able: layer))
     measured = comparison.measure(cases, lambda able: layer)
-    assert next(measured).row.reason == "ValueError: no such head size"
+    assert next(measured).row.reason == "ValueError: no such head size (failing_providers.py:38)"
     with pytest.raises(PoisonedError):
         next(measured)
 

@@ -59,7 +59,7 @@ def traced(tmp_path, monkeypatch):
 
 def test_each_layer_is_traced_and_what_one_raises_costs_no_other_its_gaps(traced):
     first, second, third = traced(["eager", f"{FAILING}:Raises", "reference"], Profiler())
-    assert second == Traced(second.case_id, None, "ValueError: no such head size")
+    assert second == Traced(second.case_id, None, "ValueError: no such head size (failing_providers.py:38)")
     for one in (first, third):
         assert one.gaps.launches == 2
         assert one.gaps.idle == pytest.approx(1.2e-6), "of passes 2 to 4, the middle one"
