@@ -154,7 +154,9 @@ def _json(path: Path) -> Any:
     except FileNotFoundError:
         folder = path.parent if path.name == MANIFEST else path
         sides = [str(folder / side) for side in "ab" if (folder / side / MANIFEST).is_file()]
+        stored = sorted(folder.glob("*.json"))
         hint = f"; it holds the sides of an A/B run: {' and '.join(sides)}" if sides else ""
+        hint = hint or (f"; it holds stored runs: name one, such as {stored[-1]}" if stored else "")
         raise IncomparableError(f"no run at {folder}{hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise IncomparableError(f"{path} can't be read: {error}") from error

@@ -114,6 +114,10 @@ def test_nothing_there_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(IncomparableError, match=r"no run at .*empty$"):
         read_run(tmp_path / "empty")
+    (tmp_path / "stored").mkdir()
+    (tmp_path / "stored" / "one.json").write_text("{}")
+    with pytest.raises(IncomparableError, match=r"it holds stored runs: name one, such as .*stored/one\.json$"):
+        read_run(tmp_path / "stored")
     for side in "ab":
         (tmp_path / "empty" / side).mkdir()
         (tmp_path / "empty" / side / "manifest.json").write_text("{}")
