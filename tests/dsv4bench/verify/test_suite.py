@@ -30,9 +30,10 @@ def test_the_eager_provider_passes_every_row(row, kind):
 
 @pytest.mark.parametrize("cache", ["fp8+fp4", "bf16+bf16", "fp32+fp32"])
 @pytest.mark.parametrize("kind", LayerKind)
-def test_every_other_cache_precision_passes_the_boundary_lengths(kind, cache):
+@pytest.mark.parametrize("number", [1, 7])
+def test_every_other_cache_precision_passes_boundary_lengths_and_empty_rows(kind, cache, number):
     setting = Setting(kind, CachePrecision(*cache.split("+")), quick=True)
-    outcome = run_row(load_provider("eager"), ROWS[0], setting)
+    outcome = run_row(load_provider("eager"), ROWS[number - 1], setting)
     assert outcome.status is Status.PASS, outcome.reason
 
 
