@@ -32,15 +32,18 @@ MAIN_PRECISIONS = ("fp8", "bf16")
 INDEXER_PRECISIONS = ("fp8", "fp4", "bf16")
 
 
+def without_gpu() -> str:
+    """Why Triton's kernels run nowhere on this machine, if so."""
+    ready = torch.cuda.is_available() or triton.knobs.runtime.interpret
+    return "" if ready else "torch sees no NVIDIA GPU here"
+
+
 class TritonProvider:
     """Fused Triton kernels on NVIDIA GPUs, over fp8 and bf16 caches."""
 
     name = "triton"
 
-    def unavailable(self) -> str:
-        """Why nothing runs on this machine, if so."""
-        ready = torch.cuda.is_available() or triton.knobs.runtime.interpret
-        return "" if ready else "torch sees no NVIDIA GPU here"
+    unavailable = staticmethod(without_gpu)
 
     def supports(self, need: Need) -> Support:
         """CUDA (or Triton's interpreter), bf16 activations, fp8 or bf16 caches, fp4 for the indexer."""

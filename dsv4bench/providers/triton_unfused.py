@@ -3,12 +3,12 @@
 What a fusion saves is told from what a fast kernel saves: ``eager`` is the naive baseline, this is the competent one.
 """
 
-import torch
 import triton
 from dsv4_kernels import triton_unfused
 
 from dsv4bench.model.shape import LayerKind
 from dsv4bench.providers.base import SUPPORTED, Need, Support
+from dsv4bench.providers.triton import without_gpu
 
 MAIN_PRECISIONS = ("fp8", "bf16")
 INDEXER_PRECISIONS = ("fp8", "fp4")
@@ -19,10 +19,7 @@ class TritonUnfusedProvider:
 
     name = "triton-unfused"
 
-    def unavailable(self) -> str:
-        """Why nothing runs on this machine, if so."""
-        ready = torch.cuda.is_available() or triton.knobs.runtime.interpret
-        return "" if ready else "torch sees no NVIDIA GPU here"
+    unavailable = staticmethod(without_gpu)
 
     def supports(self, need: Need) -> Support:
         """CUDA (or Triton's interpreter), V4 layers, fp8 or bf16 main caches, fp8 or fp4 indexer."""

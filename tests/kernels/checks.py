@@ -14,6 +14,9 @@ from pathlib import Path
 
 import torch
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+"""Where a script's checks run."""
 CHECKS: dict[str, Callable[[], None]] = {}
 """The checks of the script that runs, by name."""
 
@@ -22,6 +25,14 @@ def check(function: Callable[..., None], **arguments: object) -> None:
     """Register a check: a function with its arguments, whose values become part of its name."""
     suffix = "".join(f" {value}" for value in arguments.values())
     CHECKS[function.__name__ + suffix] = lambda: function(**arguments)
+
+
+def randn(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, device=DEVICE)
+
+
+def integers(values: list[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=DEVICE)
 
 
 def main() -> None:

@@ -4,10 +4,9 @@
 """
 
 # ruff: noqa: C408
-import os
 
 import torch
-from checks import check, main
+from checks import DEVICE, check, main
 from dsv4_kernels import reference
 from dsv4_kernels import triton_unfused as unfused
 from dsv4_kernels.cache import PagedCache
@@ -21,8 +20,6 @@ from dsv4_kernels.triton.compressor_state_save import compressor_state_save
 from dsv4_kernels.triton.index_map import index_map
 from dsv4_kernels.triton.qkv_norm import qkv_norm
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
 EPS = 1e-6
 # comparisons ---------------------------------------------------------------------------------------------------------
 

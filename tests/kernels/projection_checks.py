@@ -3,10 +3,8 @@
 ``test_triton_projection`` runs them as a script of its own process: on a GPU, or without one in Triton's interpreter.
 """
 
-import os
-
 import torch
-from checks import check, main
+from checks import DEVICE, check, main
 from dsv4_kernels import reference
 from dsv4_kernels.codec import power_of_two, quantize_fp8
 from dsv4_kernels.rope import cos_sin_table
@@ -15,8 +13,6 @@ from dsv4_kernels.triton.block_scaled_product import Tile, block_scaled_product
 from dsv4_kernels.triton.inverse_rope_quant import inverse_rope_quant
 from dsv4_kernels.triton.linear_fp8 import grouped_linear_fp8, linear_fp8
 from dsv4_kernels.weight import AMAX_FLOOR, BLOCK, Fp8Weight, quantize_weight, quantized_activations
-
-DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -16,5 +16,5 @@ def failures() -> dict[str, str]:
 @pytest.mark.xdist_group("attention checks")  # the script runs once
 @pytest.mark.slow
 @pytest.mark.parametrize("name", names(SCRIPT))
-def test_logits_topk_and_attention_agree_with_the_reference(failures, name):
+def test_logits_and_attention_agree_with_the_reference(failures, name):
     assert not failures[name], failures[name]

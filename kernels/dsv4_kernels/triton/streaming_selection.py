@@ -68,6 +68,13 @@ def _turns(row, length, COLUMNS: tl.constexpr, PARTLY: tl.constexpr):
 
 
 @triton.jit
+def append(row, index, list_values, list_index, to, kept):
+    """Put a candidate of each thread, and its place in the row, into the lists at ``to``, where ``kept``."""
+    tl.store(list_values + to, tl.load(row + index, mask=kept, other=0.0), mask=kept)
+    tl.store(list_index + to, index, mask=kept)
+
+
+@triton.jit
 def append_reaching(
     mine, row, length, threshold, list_values, list_index, COLUMNS: tl.constexpr, CAPACITY: tl.constexpr,
     NEIGHBOURS: tl.constexpr, SHARED: tl.constexpr,
@@ -106,9 +113,7 @@ def append_reaching(
                 index = at + 4 * thread + 4 * COLUMNS * (bit >> 2) + (bit & 3)
             else:
                 index = at + thread + COLUMNS * bit
-            kept = (bits != 0) & (to < CAPACITY)
-            tl.store(list_values + to, tl.load(row + index, mask=kept, other=0.0), mask=kept)
-            tl.store(list_index + to, index, mask=kept)
+            append(row, index, list_values, list_index, to, (bits != 0) & (to < CAPACITY))
             bits = bits & (bits - 1)
             to += 1
             most -= 1

@@ -24,7 +24,13 @@ from dsv4_kernels.triton.row_selection import (
     select_candidates,
 )
 from dsv4_kernels.triton.shared_words import buffer, in_shared_memory, words
-from dsv4_kernels.triton.streaming_selection import SEGMENT, append_reaching, sampled_threshold, select_streaming
+from dsv4_kernels.triton.streaming_selection import (
+    SEGMENT,
+    append,
+    append_reaching,
+    sampled_threshold,
+    select_streaming,
+)
 
 _STRIDES = ["logits_stride", "found_stride", "groups", "parts", "k", "width"]
 """Kept from specialisation: loads of several elements, which a stride known to be a multiple of 16 allows, would not
@@ -167,9 +173,7 @@ def _filter_kernel(
         end = token * found_stride + CAPACITY
         while most > 0:
             place = first + step * lowest_bit(bits)
-            kept = (bits != 0) & (at < end)
-            tl.store(found_values + at, tl.load(row + place, mask=kept, other=0.0), mask=kept)
-            tl.store(found_index + at, place, mask=kept)
+            append(row, place, found_values, found_index, at, (bits != 0) & (at < end))
             bits = bits & (bits - 1)
             at += 1
             most -= 1

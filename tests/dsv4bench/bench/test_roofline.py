@@ -29,26 +29,26 @@ def took(seconds):
     return Timing(median=seconds, min=seconds, mad=0.0)
 
 
-def measured(seconds, device=H200, ceilings=CEILINGS, streams="serial", whole=None, **timing):
-    """A row with floors: a projection that took a millisecond, an insert that took ``seconds``, both ``whole``."""
-    scenario = Scenario.model_validate(
-        {
-            "name": "t",
-            "model": "v4-flash",
-            "layers": "c128a",
-            "workload": {"context": "1M", "batch": 64},
-            "schedule": {"streams": streams},
-            "timing": timing,
-        }
-    )
+def row_of(scenario, times, whole, device=H200, ceilings=CEILINGS):
+    """The row of a scenario's only case, with floors, whose stages took ``times`` and all of it ``whole``."""
+    scenario = Scenario.model_validate({"name": "t", **scenario})
     (case,) = expand(scenario)
     settings = Settings(scenario.timing, device)
-    stages = [
-        StageRow(name=name, provider="eager", timing=took(alone))
-        for name, alone in (("query_projection", 1e-3), ("query_norm_rope_insert", seconds))
-    ]
-    row = settings.measured(case, layer=took(1e-3 + seconds if whole is None else whole), stages=stages)
-    return with_floors(row, case, settings, ceilings), case
+    stages = [StageRow(name=name, provider="eager", timing=took(seconds)) for name, seconds in times.items()]
+    return with_floors(settings.measured(case, layer=took(whole), stages=stages), case, settings, ceilings), case
+
+
+def measured(seconds, device=H200, ceilings=CEILINGS, streams="serial", whole=None, **timing):
+    """A row with floors: a projection that took a millisecond, an insert that took ``seconds``, both ``whole``."""
+    scenario = {
+        "model": "v4-flash",
+        "layers": "c128a",
+        "workload": {"context": "1M", "batch": 64},
+        "schedule": {"streams": streams},
+        "timing": timing,
+    }
+    times = {"query_projection": 1e-3, "query_norm_rope_insert": seconds}
+    return row_of(scenario, times, 1e-3 + seconds if whole is None else whole, device, ceilings)
 
 
 def test_floors_are_over_what_the_card_was_measured_to_reach_with_the_datasheets_beside():
@@ -134,21 +134,14 @@ def test_a_cold_layer_has_read_its_weights_from_memory_and_a_warm_one_all_but_an
 
 def stage_of_many(seconds, **changes):
     """A row of logits over 64 requests of a million tokens: gigabytes of keys, which no L2 holds."""
-    scenario = Scenario.model_validate(
-        {
-            "name": "t",
-            "kind": "stage",
-            "model": "v4-flash",
-            "layers": "c4a",
-            "stages": ["indexer_logits"],
-            "workload": {"context": "1M", "batch": 64},
-        }
-        | changes
-    )
-    (case,) = expand(scenario)
-    settings = Settings(scenario.timing, H200)
-    stage = StageRow(name="indexer_logits", provider="eager", timing=took(seconds))
-    return with_floors(settings.measured(case, layer=took(seconds), stages=[stage]), case, settings, CEILINGS), case
+    scenario = {
+        "kind": "stage",
+        "model": "v4-flash",
+        "layers": "c4a",
+        "stages": ["indexer_logits"],
+        "workload": {"context": "1M", "batch": 64},
+    }
+    return row_of(scenario | changes, {"indexer_logits": seconds}, seconds)
 
 
 def test_a_stage_is_invalid_only_beyond_what_the_l2_can_have_given_and_kept():
@@ -170,19 +163,9 @@ def test_a_stage_is_invalid_only_beyond_what_the_l2_can_have_given_and_kept():
 
 def model(kinds, whole, l2="warm"):
     """A row of V3.2's model in decode: one layer of its only kind, and all 61."""
-    scenario = Scenario.model_validate(
-        {
-            "name": "t",
-            "kind": "model",
-            "model": "v3.2",
-            "workload": {"context": "8K", "batch": 1},
-            "timing": {"l2": l2},
-        }
-    )
-    (case,) = expand(scenario)
-    settings = Settings(scenario.timing, H200)
-    stages = [StageRow(name=kind.value, provider="eager", timing=took(kinds)) for kind in case.kinds]
-    return with_floors(settings.measured(case, layer=took(whole), stages=stages), case, settings, CEILINGS), case
+    workload = {"context": "8K", "batch": 1}
+    scenario = {"kind": "model", "model": "v3.2", "workload": workload, "timing": {"l2": l2}}
+    return row_of(scenario, {"dsa": kinds}, whole)
 
 
 def test_a_model_and_each_of_its_layer_kinds_are_held_to_their_work():
